@@ -1,0 +1,144 @@
+"""Files: hashes (remembered for large files), atomic writes, content digests of trees."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's content, lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_text(*parts: str) -> str:
+    """sha256 over several strings, each framed by its length so that none can imitate another."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(f"{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class HashMemory:
+    """sha256 of files, remembered by path, size, modification time and inode.
+
+    A verified 400 MB wheel is not read again by a run that changes nothing. A file that was
+    rewritten gets another inode or time, so a stale hash is not believed.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._known: dict[str, list[object]] = {}
+        self._changed = False
+        with contextlib.suppress(OSError, ValueError):
+            self._known = json.loads(store.read_text())
+
+    def sha256(self, path: Path) -> str:
+        stat = path.stat()
+        key = str(path.resolve())
+        identity: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._known.get(key)
+        if known and known[:3] == identity:
+            return str(known[3])
+        digest = sha256_file(path)
+        self._known[key] = [*identity, digest]
+        self._changed = True
+        return digest
+
+    def save(self) -> None:
+        if self._changed:
+            write_atomic(self._store, json.dumps(self._known, indent=0, sort_keys=True))
+            self._changed = False
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a whole file or nothing: temporary name in the same folder, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def fresh_directory(path: Path) -> Iterator[Path]:
+    """Fill a directory under a temporary name; it appears at `path` only if the block succeeds.
+
+    What was at `path` before is replaced. A killed process leaves `path` as it was, and a
+    `.partial` sibling that the next run removes.
+    """
+    temporary = path.with_name(f"{path.name}.partial")
+    remove_tree(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+    except BaseException:
+        remove_tree(temporary)
+        raise
+    old = path.with_name(f"{path.name}.old")
+    remove_tree(old)
+    if path.exists():
+        path.rename(old)
+    temporary.rename(path)
+    remove_tree(old)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file, link or directory; read-only files inside are no obstacle."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def tree_size(path: Path) -> int:
+    """Bytes that a file or directory takes on disk (hard links counted once)."""
+    if path.is_file():
+        return path.stat().st_blocks * 512
+    seen: set[int] = set()
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                stat = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - hot loop
+                if stat.st_ino not in seen:
+                    seen.add(stat.st_ino)
+                    total += stat.st_blocks * 512
+    return total
+
+
+def tree_digest(root: Path) -> str:
+    """Content digest of a directory: 'h1:' and hex, as Go's dirhash.Hash1 defines it.
+
+    sha256 over the lines 'SHA256  RELATIVE/PATH\\n' of all regular files in the order of
+    their paths. Modes and times do not count, since wheels and sdists lose them, so the
+    same headers have the same digest out of git and out of a wheel.
+    """
+    lines = [
+        f"{sha256_file(file)}  {file.relative_to(root).as_posix()}\n"
+        for file in sorted(
+            (f for f in root.rglob("*") if f.is_file() and not f.is_symlink()),
+            key=lambda f: f.relative_to(root).as_posix(),
+        )
+    ]
+    return "h1:" + hashlib.sha256("".join(lines).encode()).hexdigest()

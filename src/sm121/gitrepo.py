@@ -1,0 +1,293 @@
+"""Git, through GitPython, in this one module.
+
+One bare repository per upstream under build/source/. Pristine trees and patched series are
+commits in it; working trees are made from commits. Nothing here depends on the user's git
+configuration: identity, dates and attributes are fixed, hooks and system config are off.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urljoin
+
+import git
+from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
+
+from sm121.errors import EnvironmentFault, NetworkFault
+from sm121.files import remove_tree
+
+# Whoever runs the pipeline, the same series on the same base has the same commit ids.
+IDENTITY = ("sm121", "sm121@localhost")
+
+_ISOLATION = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "LC_ALL": "C.UTF-8",
+}
+_SETTINGS = {
+    # A tree from an sdist must be stored byte for byte, on any machine.
+    "core.autocrlf": "false",
+    "core.fileMode": "true",
+    "core.quotePath": "false",
+    "commit.gpgSign": "false",
+    "gc.auto": "0",
+    "core.hooksPath": os.devnull,
+    "advice.detachedHead": "false",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyResult:
+    """What `git apply --cached` said: ok, and its messages (offsets, or the failing hunks)."""
+
+    ok: bool
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Author:
+    name: str
+    email: str
+    date: str
+
+
+class Repository:
+    """A bare repository owned by the pipeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._repo = git.Repo(path)
+        except (InvalidGitRepositoryError, NoSuchPathError):
+            self._repo = git.Repo.init(path, bare=True, initial_branch="sm121")
+            # Highest precedence: a .gitattributes inside a tree must not change its bytes.
+            attributes = path / "info" / "attributes"
+            attributes.parent.mkdir(exist_ok=True)
+            attributes.write_text("* -text -filter -ident -working-tree-encoding -eol\n")
+        except git.exc.GitCommandNotFound as error:
+            raise EnvironmentFault(
+                "git was not found.", cause=str(error), remedy="Install git 2.34 or newer."
+            ) from error
+        with self._repo.config_writer() as config:
+            for key, value in _SETTINGS.items():
+                section, option = key.split(".")
+                config.set_value(section, option, value)
+        self._git = self._repo.git
+        self._git.update_environment(**_ISOLATION)
+
+    def close(self) -> None:
+        self._repo.close()
+
+    # -- reading ----------------------------------------------------------------------
+
+    def commit_of(self, ref: str) -> str | None:
+        """Commit id that a ref names, None if there is none."""
+        try:
+            return str(self._git.rev_parse("--verify", "--quiet", f"{ref}^{{commit}}"))
+        except GitCommandError:
+            return None
+
+    def tree_of(self, ref: str) -> str:
+        return str(self._git.rev_parse("--verify", f"{ref}^{{tree}}"))
+
+    def read(self, ref: str, path: str) -> str | None:
+        """A file's text at a commit, None if it is not there. Line ends as stored."""
+        try:
+            return str(self._git.show(f"{ref}:{path}", strip_newline_in_stdout=False))
+        except GitCommandError:
+            return None
+
+    def changed_paths(self, old: str, new: str) -> list[str]:
+        output = str(self._git.diff("--name-only", "--no-renames", "-z", old, new))
+        return [name for name in output.split("\0") if name]
+
+    # -- writing ----------------------------------------------------------------------
+
+    def point(self, ref: str, commit: str) -> None:
+        """Make a ref name a commit, so that git keeps it."""
+        self._git.update_ref(ref, commit)
+
+    def fetch_commit(self, url: str, *, ref: str, timeout_s: int) -> str:
+        """Fetch one ref of a remote without its blobs' history; returns its commit id.
+
+        Raises NetworkFault if the remote can't be reached or does not have it.
+        """
+        try:
+            self._git.fetch(
+                "--no-tags", "--depth=1", "--", url, f"+{ref}:refs/sm121/incoming",
+                kill_after_timeout=timeout_s,
+            )  # fmt: skip
+        except GitCommandError as error:
+            raise NetworkFault(
+                f"{url} could not be fetched.", cause=_first_fatal(str(error.stderr))
+            ) from error
+        commit = self.commit_of("refs/sm121/incoming")
+        if commit is None:
+            raise NetworkFault(f"{url} gave no commit for {ref}.")
+        return commit
+
+    def import_tree(self, folder: Path, *, message: str, date: datetime) -> str:
+        """Store a folder, byte for byte, as one parentless commit; the same folder, the same id."""
+        with self._index() as index:
+            work = {**index, "GIT_WORK_TREE": str(folder)}
+            self._git.add("--all", "--force", "--", ".", env=work)
+            tree = str(self._git.write_tree(env=index))
+        return self.commit_tree(
+            tree, parents=(), message=message, author=_pipeline_author(date), date=date.isoformat()
+        )
+
+    def commit_tree(
+        self, tree: str, *, parents: tuple[str, ...], message: str, author: Author, date: str
+    ) -> str:
+        """A commit with a fixed committer; `date` (ISO 8601) is the committer date."""
+        env = {
+            "GIT_AUTHOR_NAME": author.name,
+            "GIT_AUTHOR_EMAIL": author.email,
+            "GIT_AUTHOR_DATE": author.date,
+            "GIT_COMMITTER_NAME": IDENTITY[0],
+            "GIT_COMMITTER_EMAIL": IDENTITY[1],
+            "GIT_COMMITTER_DATE": date,
+        }
+        arguments = [part for parent in parents for part in ("-p", parent)]
+        with tempfile.TemporaryDirectory() as scratch:
+            text = Path(scratch) / "message"
+            text.write_text(message, encoding="utf-8")
+            return str(self._git.commit_tree(tree, *arguments, "-F", text, env=env))
+
+    def apply(
+        self, base: str, patch: Path, *, check_reverse: bool = False
+    ) -> tuple[ApplyResult, str]:
+        """Apply a patch file to the tree of `base` in a private index; returns result and tree.
+
+        git apply has no fuzz: every context line must match, only offsets are allowed (they
+        are in the messages). check_reverse: only ask whether the reversed patch applies, that
+        is, whether the tree already has the change.
+        """
+        with self._index() as index:
+            self._git.read_tree(base, env=index)
+            arguments = ["--cached", "--verbose", "--whitespace=nowarn"]
+            if check_reverse:
+                arguments += ["--check", "--reverse"]
+            status, _, stderr = self._git.apply(
+                *arguments, "--", str(patch), env=index,
+                with_extended_output=True, with_exceptions=False,
+            )  # fmt: skip
+            messages = tuple(line for line in str(stderr).splitlines() if line.strip())
+            if status != 0 or check_reverse:
+                return ApplyResult(ok=status == 0, messages=messages), base
+            return ApplyResult(ok=True, messages=messages), str(self._git.write_tree(env=index))
+
+    def mailinfo(self, patch: Path) -> tuple[Author, str, str]:
+        """Author, subject and body of a `git format-patch` file, as git itself reads them."""
+        with tempfile.TemporaryDirectory() as scratch:
+            body = Path(scratch) / "body"
+            with patch.open("rb") as stream:
+                header = str(
+                    self._git.mailinfo(
+                        "-b", "--encoding=UTF-8", body, Path(scratch) / "diff", istream=stream
+                    )
+                )
+            fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
+            author = Author(
+                name=fields.get("Author", ""),
+                email=fields.get("Email", ""),
+                date=fields.get("Date", ""),
+            )
+            return author, fields.get("Subject", ""), body.read_text(encoding="utf-8").strip()
+
+    def patch_id(self, patch: Path) -> str:
+        """git's stable patch id: the same for the same change, whatever the line numbers."""
+        with patch.open("rb") as stream:
+            output = str(self._git.patch_id("--stable", istream=stream))
+        return output.split(" ", 1)[0]
+
+    def checkout(self, commit: str, folder: Path) -> list[str]:
+        """Make a working tree equal a commit; returns the paths that were rewritten.
+
+        Only files whose content differs are written, so that ninja rebuilds only what a
+        patch touched. Files that the commit does not have are removed (third-party trees
+        that vLLM's setup copied in, build leftovers, a user's own files): nothing left over
+        may reach a wheel.
+        """
+        index = folder.with_name(f"{folder.name}.index")
+        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+        if not folder.is_dir() or not index.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._git.read_tree("--empty", env=env)
+        self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
+        before = {
+            *self._names(self._git.diff_files("--name-only", "-z", env=env)),
+            *self._names(self._git.diff_index("--cached", "--name-only", "-z", commit, env=env)),
+        }
+        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
+        self._git.read_tree("--reset", "-u", commit, env=env)
+        self._git.checkout_index("--all", "--force", "-q", env=env)
+        for name in leftovers:
+            remove_tree(folder / name.rstrip("/"))  # a nested repository is listed as "name/"
+        self._remove_empty(folder, leftovers)
+        return sorted(before)
+
+    def export(self, commit: str, folder: Path) -> None:
+        """Write a commit's files into a folder, beside what is there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._index() as index:
+            env = {**index, "GIT_WORK_TREE": str(folder)}
+            self._git.read_tree(commit, env=env)
+            self._git.checkout_index("--all", "--force", "-q", env=env)
+
+    def submodule_commit(self, commit: str, path: str) -> str:
+        """The commit that a tree records for a submodule, '' if there is none."""
+        fields = str(self._git.ls_tree(commit, "--", path)).split()
+        return fields[2] if len(fields) > 2 and fields[1] == "commit" else ""
+
+    def submodule_url(self, commit: str, path: str, *, base: str) -> str:
+        """URL of a submodule out of the commit's .gitmodules; relative ones are joined to base."""
+        output = str(
+            self._git.config("--blob", f"{commit}:.gitmodules", "--get-regexp", r"\.(path|url)$")
+        )
+        pairs = dict(line.split(" ", 1) for line in output.splitlines())
+        for key, value in pairs.items():
+            if key.endswith(".path") and value == path:
+                url = pairs[key.removesuffix(".path") + ".url"]
+                return urljoin(base.rstrip("/") + "/", url) if url.startswith(".") else url
+        raise NetworkFault(f"{base} has no submodule at {path}.")
+
+    @staticmethod
+    def _names(output: object) -> list[str]:
+        return [name for name in str(output).split("\0") if name]
+
+    @staticmethod
+    def _remove_empty(folder: Path, names: list[str]) -> None:
+        for parent in sorted({(folder / n).parent for n in names}, key=lambda p: -len(p.parts)):
+            current = parent
+            while current != folder and current.is_dir() and not any(current.iterdir()):
+                current.rmdir()
+                current = current.parent
+
+    @contextmanager
+    def _index(self) -> Iterator[Mapping[str, str]]:
+        with tempfile.TemporaryDirectory(dir=self.path) as scratch:
+            yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+
+
+def _pipeline_author(date: datetime) -> Author:
+    return Author(name=IDENTITY[0], email=IDENTITY[1], date=date.isoformat())
+
+
+def _first_fatal(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    fatal = [line for line in lines if "fatal:" in line]
+    return (
+        (fatal or lines or ["no message"])[0]
+        .removeprefix("stderr: '")
+        .removeprefix("fatal: ")
+        .rstrip("'")
+    )

@@ -1,0 +1,122 @@
+"""The package index that the user has configured: where a pinned file can be had.
+
+uv is asked, so its index, mirror, proxy and offline settings (UV_*, uv.toml) count. Nothing
+here is trusted: every file is checked against the pinned sha256 after download.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import uv
+
+from sm121 import proc
+from sm121.errors import NetworkFault, ToolFailed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexFile:
+    """One file that the index offers. url may be http(s): or file:."""
+
+    distribution: str
+    version: str
+    filename: str
+    url: str
+    sha256: str
+    size: int
+
+
+def uv_binary() -> Path:
+    """The uv executable that our own environment has."""
+    return Path(uv.find_uv_bin())
+
+
+def compile_lock(
+    requirements: Sequence[str],
+    *,
+    uv_platform: str,
+    python: str,
+    arguments: Sequence[str | Path] = (),
+    log: Path | None = None,
+    allow_sdist: bool = False,
+) -> list[IndexFile]:
+    """Resolve requirements for a platform with `uv pip compile --format pylock.toml`.
+
+    Returns every file (wheels, and sdists) that the resolution lists, all with sha256.
+    Raises NetworkFault when the index can't be reached, ToolFailed when there is no
+    resolution (uv's own explanation in its details).
+    """
+    argv: list[str | Path] = [
+        uv_binary(), "pip", "compile", "-", "--format", "pylock.toml", "--no-header", "--quiet",
+        "--python-platform", uv_platform, "--python-version", python, *arguments,
+    ]  # fmt: skip
+    if not allow_sdist:
+        argv += ["--only-binary", ":all:"]
+    finished = proc.run(argv, stdin="\n".join(requirements) + "\n", check=False, log=None)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"$ {proc.pasteable(argv)}\n{finished.output}\n")
+    if finished.returncode != 0:
+        lowered = finished.output.lower()
+        if any(
+            s in lowered
+            for s in (
+                "failed to fetch",
+                "error sending request",
+                "dns error",
+                "network connectivity",
+            )
+        ):
+            raise NetworkFault(
+                "The package index could not be reached.",
+                cause=_last_lines(finished.output, 3),
+                remedy="Check the network, or the index that uv is configured with "
+                "(UV_DEFAULT_INDEX, uv.toml), and run the same command again.",
+            )
+        raise ToolFailed(
+            "The requirements cannot be resolved.",
+            returncode=finished.returncode,
+            tail=finished.output.splitlines()[-20:],
+            log=log,
+        )
+    return list(_index_files(tomllib.loads(finished.output)))
+
+
+def _last_lines(text: str, count: int) -> str:
+    return " / ".join(line.strip() for line in text.strip().splitlines()[-count:])
+
+
+def _index_files(data: dict[str, object]) -> Iterable[IndexFile]:
+    packages = data.get("packages", [])
+    assert isinstance(packages, list)
+    for package in packages:
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        for file in files:
+            url = file.get("url") or Path(file["path"]).absolute().as_uri()
+            yield IndexFile(
+                distribution=package["name"],
+                version=package["version"],
+                filename=file.get("name") or unquote(urlsplit(url).path.rsplit("/", 1)[-1]),
+                url=url,
+                sha256=file["hashes"]["sha256"],
+                size=int(file.get("size", 0)),
+            )
+
+
+def locate(
+    wanted: Iterable[tuple[str, str]], *, uv_platform: str, python: str, allow_sdist: bool = False
+) -> dict[str, IndexFile]:
+    """Files of exact (distribution, version) pairs, by sha256. One call to uv for all."""
+    requirements = sorted({f"{name}=={version}" for name, version in wanted})
+    files = compile_lock(
+        requirements,
+        uv_platform=uv_platform,
+        python=python,
+        arguments=["--no-deps"],
+        allow_sdist=allow_sdist,
+    )
+    return {file.sha256: file for file in files}

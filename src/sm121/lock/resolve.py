@@ -1,0 +1,139 @@
+"""Turn pins into locks: one per target and CPython for what runs, one for what builds.
+
+Resolution is uv's, for the target's platform, on any host. The inputs are the pins and
+vLLM's own requirement files *as patched*; a digest of them is stored in each lock, so that
+a build can tell, without a network, that lock and pins belong together.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from packaging.pylock import Pylock
+
+from sm121.errors import LockStale, ToolFailed
+from sm121.files import sha256_text
+from sm121.index import IndexFile, compile_lock
+from sm121.lock.pylock import LockedFile, Target, lock_path, make_lock, read_lock
+from sm121.pins.model import Stack
+
+Kind = Literal["family", "host"]
+# vLLM's requirement files that end up in the wheel's METADATA (setup.py, get_requirements).
+REQUIREMENT_FILES = ("requirements/cuda.txt", "requirements/common.txt")
+
+
+def lock_targets(stack: Stack) -> list[Target]:
+    """Every (platform, CPython) that the stack lists."""
+    return [
+        Target.make(name, python=python, glibc=pin.glibc)
+        for name, pin in stack.targets.items()
+        for python in pin.pythons
+    ]
+
+
+def inputs_digest(stack: Stack, kind: Kind, requirement_files: Mapping[str, str]) -> str:
+    """sha256 over what a lock of this kind is made from."""
+    parts = [
+        kind,
+        stack.cuda.model_dump_json(include={"toolkit"}),
+        *(
+            f"{name}:{pin.version}{sorted(pin.extras)}"
+            for name, pin in sorted(stack.family.items())
+        ),
+        *sorted(stack.overrides),
+        *(f"{name}:{pin.glibc}" for name, pin in sorted(stack.targets.items())),
+    ]
+    if kind == "host":
+        parts += stack.host.requirements
+    else:
+        parts += [requirement_files[name] for name in REQUIREMENT_FILES]
+    return sha256_text(*parts)
+
+
+def resolve(
+    stack: Stack, kind: Kind, target: Target, requirement_files: Mapping[str, str], *, log: Path
+) -> Pylock:
+    """Resolve one lock. Raises NetworkFault, or ToolFailed with uv's explanation."""
+    requirements = [f"{name}=={version}" for name, version in stack.cuda.toolkit.items()]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        arguments: list[str | Path] = []
+        if kind == "host":
+            requirements += [*stack.host.requirements, f"torch=={stack.family['torch'].version}"]
+        else:
+            for name in REQUIREMENT_FILES:
+                (folder / Path(name).name).write_text(requirement_files[name], encoding="utf-8")
+            requirements += [f"-r {folder / Path(REQUIREMENT_FILES[0]).name}"]
+            requirements += [
+                f"{name}{_extras(pin.extras)}=={pin.version}" for name, pin in stack.family.items()
+            ]
+            overrides = folder / "overrides.txt"
+            overrides.write_text(
+                "".join(f"{name}=={stack.family[name].version}\n" for name in stack.overrides)
+            )
+            arguments += ["--override", overrides]
+        constraints = folder / "constraints.txt"
+        constraints.write_text(
+            "".join(f"{name}=={version}\n" for name, version in stack.cuda.toolkit.items())
+        )
+        arguments += ["--constraints", constraints, "--exclude-newer", stack.lock_date.isoformat()]
+        files = compile_lock(
+            requirements,
+            uv_platform=target.uv_platform,
+            python=target.python,
+            arguments=arguments,
+            log=log,
+        )
+    return make_lock(
+        _choose(files, target),
+        python=target.python,
+        inputs=inputs_digest(stack, kind, requirement_files),
+    )
+
+
+def _extras(extras: tuple[str, ...]) -> str:
+    return f"[{','.join(extras)}]" if extras else ""
+
+
+def _choose(files: list[IndexFile], target: Target) -> list[LockedFile]:
+    """The best wheel of each distribution for the target."""
+    from packaging.utils import parse_wheel_filename
+
+    rank = {tag: place for place, tag in enumerate(target.tags())}
+    best: dict[str, tuple[int, IndexFile]] = {}
+    for file in files:
+        places = [rank[t] for t in parse_wheel_filename(file.filename)[3] if t in rank]
+        if places and (file.distribution not in best or min(places) < best[file.distribution][0]):
+            best[file.distribution] = (min(places), file)
+    if lacking := sorted({f.distribution for f in files} - set(best)):
+        raise ToolFailed(
+            f"No wheel of {', '.join(lacking)} fits {target.tag}.", returncode=1,
+            cause="only wheels are locked: nothing is built on a node",
+        )  # fmt: skip
+    return [
+        LockedFile(
+            distribution=f.distribution, version=f.version, filename=f.filename,
+            sha256=f.sha256, size=f.size,
+        )
+        for _, f in best.values()
+    ]  # fmt: skip
+
+
+def load_checked(
+    pins: Path, name: str, stack: Stack, kind: Kind, target: Target,
+    requirement_files: Mapping[str, str],
+) -> Pylock:  # fmt: skip
+    """Read a lock and check that it was made from these pins. Raises LockStale if not."""
+    path = lock_path(pins, name, kind, target)
+    lock = read_lock(path)
+    recorded = ((lock.tool or {}).get("sm121") or {}).get("inputs")
+    if recorded != inputs_digest(stack, kind, requirement_files):
+        raise LockStale(
+            f"{path.name} was not made from these pins.",
+            cause="stack.toml or the requirements patch was changed after the last `lock`",
+            remedy="Run `nox -s lock`, look at the diff, and commit it.",
+        )
+    return lock

@@ -1,0 +1,1 @@
+"""Stage 2: the patch series, applied as commits with stable ids."""

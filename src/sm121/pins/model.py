@@ -1,0 +1,200 @@
+"""The types of stack.toml. Versions, hashes and names are checked here, once.
+
+All models are frozen and refuse unknown keys.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Model(BaseModel):
+    """Frozen, strict, unknown keys refused; keys are spelt with dashes in TOML."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True
+    )
+
+
+def _hex(length: int, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(rf"[0-9a-f]{{{length}}}", value):
+            raise ValueError(f"{what} must be {length} lower-case hex digits")
+        return value
+
+    return AfterValidator(check)
+
+
+def _version(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion as error:
+        raise ValueError(f"{value!r} is not a version (PEP 440)") from error
+    return value
+
+
+def _distribution(value: str) -> str:
+    if canonicalize_name(value) != value:
+        raise ValueError(f"distribution names are normalised: write {canonicalize_name(value)!r}")
+    return value
+
+
+def _requirement(value: str) -> str:
+    try:
+        Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError(f"{value!r} is not a requirement (PEP 508): {error}") from error
+    return value
+
+
+def _relative(value: str) -> str:
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{value!r} must be a relative path that stays inside")
+    return value
+
+
+def _git_ref(value: str) -> str:
+    # A ref that starts with a dash would reach git as an option.
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._/+-]*", value) or ".." in value:
+        raise ValueError(f"{value!r} is not a git tag, branch or commit")
+    return value
+
+
+Sha256 = Annotated[str, _hex(64, "a sha256")]
+Commit = Annotated[str, _hex(40, "a commit")]
+GitRef = Annotated[str, AfterValidator(_git_ref)]
+VersionText = Annotated[str, AfterValidator(_version)]
+Distribution = Annotated[str, AfterValidator(_distribution)]
+RequirementText = Annotated[str, AfterValidator(_requirement)]
+RelativePath = Annotated[str, AfterValidator(_relative)]
+Arch = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9][af]?$")]
+GlibcText = Annotated[str, Field(pattern=r"^2\.[0-9]+$")]
+PythonText = Annotated[str, Field(pattern=r"^3\.[0-9]+$")]
+TargetName = Literal["linux-aarch64", "linux-x86_64"]
+
+
+class VllmPin(Model):
+    """The upstream release: one commit, and the sdist made of it."""
+
+    version: VersionText
+    git: str
+    tag: GitRef
+    commit: Commit
+    date: datetime
+    sdist_sha256: Sha256
+
+
+class CudaPin(Model):
+    """CUDA release (major.minor), GPU arch, and the wheels that make the toolkit."""
+
+    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
+    arch: Arch
+    accepted_archs: tuple[Arch, ...]
+    toolkit: dict[Distribution, VersionText]
+
+    @model_validator(mode="after")
+    def _arch_accepted(self) -> CudaPin:
+        if self.arch not in self.accepted_archs:
+            raise ValueError(f"arch {self.arch} is not in accepted-archs")
+        return self
+
+
+class TargetPin(Model):
+    """A platform that the stack runs on: oldest glibc and CPythons, the first one ships."""
+
+    glibc: GlibcText
+    pythons: Annotated[tuple[PythonText, ...], Field(min_length=1)]
+
+
+class FamilyPin(Model):
+    """One distribution of the kernel-library family and why this version."""
+
+    version: VersionText
+    reason: str
+    extras: tuple[str, ...] = ()
+
+
+class HostPin(Model):
+    """What the build host's own environment needs beside torch and the toolkit."""
+
+    requirements: tuple[RequirementText, ...]
+
+
+class WheelProvider(Model):
+    """A wheel on the index that carries the same tree as the git source."""
+
+    distribution: Distribution
+    version: VersionText
+    subtrees: dict[RelativePath, RelativePath]
+
+
+class SourcePin(Model):
+    """A third-party source of vLLM's CMake.
+
+    digest: content digest (sm121.files.tree_digest) per folder that the build uses; when
+    given, every provider must match it. upstream_*: where upstream's own files ask for it.
+    """
+
+    git: str
+    ref: GitRef
+    env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    upstream_file: RelativePath
+    upstream_repository: str
+    subdirectory: RelativePath = "."
+    submodules: dict[RelativePath, Commit] = {}
+    digest: dict[RelativePath, Annotated[str, Field(pattern=r"^h1:[0-9a-f]{64}$")]] = {}
+    wheels: tuple[WheelProvider, ...] = ()
+
+
+class ProfilePin(Model):
+    """What a profile builds and how much memory one compile of it may take."""
+
+    summary: str
+    components: Annotated[tuple[str, ...], Field(min_length=1)]
+    memory_per_job_gib: Annotated[float, Field(gt=0)]
+    sources: tuple[str, ...] = ()
+
+
+class Stack(Model):
+    """One stack.toml."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    lock_date: datetime
+    vllm: VllmPin
+    cuda: CudaPin
+    targets: dict[TargetName, TargetPin]
+    family: dict[Distribution, FamilyPin]
+    overrides: dict[Distribution, str]
+    host: HostPin
+    sources: dict[str, SourcePin]
+    profiles: dict[str, ProfilePin]
+    left_out: dict[str, str]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Stack:
+        for name in self.overrides:
+            if name not in self.family:
+                raise ValueError(f"overrides.{name}: not a member of the family")
+        for name, profile in self.profiles.items():
+            for source in profile.sources:
+                if source not in self.sources:
+                    raise ValueError(f"profiles.{name}.sources: no source is named {source!r}")
+            for component in profile.components:
+                if component in self.left_out:
+                    raise ValueError(
+                        f"profiles.{name}.components: {component!r} is also in left-out"
+                    )
+        return self

@@ -1,0 +1,145 @@
+"""The one subprocess door (git's is sm121.gitrepo).
+
+Every command is written to its log in a form that can be pasted into a shell, its output
+goes to the same log while it runs, and a failure carries the last lines and the log's path.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sm121.errors import CompilerMissing, ToolFailed
+
+_TAIL_LINES = 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A command that ended: exit status and standard output (with error output, if logged)."""
+
+    returncode: int
+    output: str
+
+
+def pasteable(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """The command as one shell line; of the environment only what differs from ours."""
+    words = [
+        f"{key}={shlex.quote(value)}"
+        for key, value in sorted((env or {}).items())
+        if os.environ.get(key) != value
+    ]
+    words += [shlex.quote(str(arg)) for arg in argv]
+    line = " ".join(words)
+    return f"(cd {shlex.quote(str(cwd))} && {line})" if cwd else line
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    check: bool = True,
+    stdin: str | None = None,
+) -> Finished:
+    """Run a program to its end.
+
+    env: the *whole* environment of the child (None: ours). log: file that the command and
+    its output are appended to; without one, output is only returned. on_line: called with
+    each output line (no newline).
+
+    Raises CompilerMissing if the program does not exist, ToolFailed on a non-zero exit
+    (when `check`), and passes KeyboardInterrupt on after killing the whole process group:
+    ninja's compilers must not outlive us.
+    """
+    log_file: IO[str] | None = None
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log_file = log.open("a", encoding="utf-8", errors="replace")
+        log_file.write(f"$ {pasteable(argv, cwd=cwd, env=env)}\n")
+        log_file.flush()
+    lines: list[str] = []
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    try:
+        try:
+            child = subprocess.Popen(
+                [str(arg) for arg in argv],
+                cwd=cwd,
+                env=dict(env) if env is not None else None,
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise CompilerMissing(
+                f"{argv[0]} was not found.",
+                cause=str(error),
+                remedy="Install it, or put it on PATH, and run the same command again.",
+            ) from error
+        assert child.stdout is not None
+        try:
+            if stdin is not None and child.stdin is not None:
+                child.stdin.write(stdin)
+                child.stdin.close()
+            for raw in child.stdout:
+                line = raw.rstrip("\n")
+                tail.append(line)
+                if log_file is None or not on_line:
+                    lines.append(line)
+                if log_file is not None:
+                    log_file.write(line + "\n")
+                    log_file.flush()
+                if on_line is not None:
+                    on_line(line)
+            returncode = child.wait()
+        except BaseException:
+            kill_group(child.pid)
+            child.wait()
+            raise
+        if log_file is not None:
+            log_file.write(f"# exit {returncode}\n")
+    finally:
+        if log_file is not None:
+            log_file.close()
+    if check and returncode != 0:
+        raise ToolFailed(
+            f"{Path(str(argv[0])).name} failed with exit status {returncode}.",
+            returncode=returncode,
+            tail=list(tail),
+            log=log,
+            cause=f"whole output: {log}" if log else "",
+            remedy=f"Run it by hand: {pasteable(argv, cwd=cwd)}",
+        )
+    return Finished(returncode=returncode, output="\n".join(lines))
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child started by `run` together with everything it started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def replace_process(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+    """Become another program (used by `shell`): does not return."""
+    os.chdir(cwd)
+    os.execvpe(argv[0], list(argv), dict(env))

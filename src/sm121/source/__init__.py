@@ -1,0 +1,1 @@
+"""Stage 1: pristine upstream as git commits, whoever provides it."""

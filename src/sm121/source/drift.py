@@ -1,0 +1,89 @@
+"""Do our pins of third-party sources agree with what upstream's own CMake asks for?
+
+Upstream states them in FetchContent calls (CMake manual, FetchContent: GIT_REPOSITORY,
+GIT_TAG), sometimes through `set(VAR "value")` in the same file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sm121.errors import SourceDrift
+from sm121.gitrepo import Repository
+from sm121.pins.model import SourcePin
+
+_SET = re.compile(r"^\s*set\(\s*(\w+)\s+\"?([^\s\"\)]+)\"?", re.MULTILINE | re.IGNORECASE)
+_PAIR = re.compile(r"GIT_REPOSITORY\s+(\S+)(?:\s+#[^\n]*)*\s+GIT_TAG\s+([^\s\)]+)", re.IGNORECASE)
+_FILES = re.compile(r"^(CMakeLists\.txt|cmake/external_projects/[^/]+\.cmake)$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """One source that upstream's CMake fetches."""
+
+    file: str
+    repository: str
+    ref: str
+
+
+def declared_sources(text: str, file: str) -> list[Fetched]:
+    """All GIT_REPOSITORY/GIT_TAG pairs of one CMake file, variables of the same file expanded."""
+    variables = dict(_SET.findall(text))
+
+    def expand(value: str) -> str:
+        return re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value.strip('"'))
+
+    return [
+        Fetched(file=file, repository=_repository(expand(url)), ref=expand(ref))
+        for url, ref in _PAIR.findall(text)
+    ]
+
+
+def _repository(url: str) -> str:
+    """'https://host/Owner/Name.git' → 'owner/name'."""
+    return "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
+
+
+def check_drift(
+    repository: Repository, commit: str, files: list[str], pins: Mapping[str, SourcePin]
+) -> None:
+    """Compare every declared source of the tree with the pins.
+
+    Raises SourceDrift naming both values for each disagreement: another ref, a source that
+    upstream fetches and we do not pin, a pin that upstream no longer asks for.
+    """
+    declared = [
+        fetched
+        for file in files
+        if _FILES.match(file)
+        for fetched in declared_sources(repository.read(commit, file) or "", file)
+    ]
+    faults = []
+    for name, pin in pins.items():
+        wanted = pin.upstream_repository.lower()
+        here = [d for d in declared if d.file == pin.upstream_file and d.repository == wanted]
+        if not here:
+            faults.append(
+                f"sources.{name}: pinned at {pin.ref}, but {pin.upstream_file} does not fetch "
+                f"{pin.upstream_repository}"
+            )
+        faults += [
+            f"sources.{name}: pinned at {pin.ref}, but {d.file} asks for {d.ref}"
+            for d in here
+            if d.ref != pin.ref
+        ]
+    pinned = {(p.upstream_file, p.upstream_repository.lower()) for p in pins.values()}
+    faults += [
+        f"{d.file} fetches {d.repository} at {d.ref}, which stack.toml does not pin"
+        for d in declared
+        if (d.file, d.repository) not in pinned
+    ]
+    if faults:
+        raise SourceDrift(
+            f"{len(faults)} third-party pin(s) disagree with upstream's CMake.",
+            details=faults,
+            cause="A build would compile other sources than the pins say.",
+            remedy="Correct [sources] in stack.toml (ref, submodules, digest).",
+        )

@@ -1,0 +1,160 @@
+"""Third-party sources of vLLM's CMake, made ready before configure; nothing is fetched later.
+
+Providers, in this order: a local clone named by the source's own environment variable
+(VLLM_CUTLASS_SRC_DIR …), the git remote, the identical tree inside a wheel. Whoever
+provides, the content digest decides.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.errors import CheckFailed, HashMismatch, NetworkFault
+from sm121.fetch import Cache, fetch_locked
+from sm121.files import fresh_directory, tree_digest
+from sm121.gitrepo import Repository
+from sm121.index import locate
+from sm121.lock.pylock import LockedFile, Target
+from sm121.pins.model import SourcePin, WheelProvider
+from sm121.ui import Ui
+
+_GIT_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A source made ready: where, by whom, and the digests that were verified."""
+
+    name: str
+    path: Path
+    provider: str
+    digest: Mapping[str, str]
+
+
+def obtain(
+    name: str,
+    pin: SourcePin,
+    *,
+    folder: Path,
+    cache: Cache,
+    target: Target,
+    offline: bool,
+    ui: Ui,
+    environment: Mapping[str, str] = os.environ,
+) -> Source:
+    """Make one third-party source ready below `folder`.
+
+    Raises HashMismatch when a provider's content is not the pinned one, NetworkFault when
+    no provider can be reached (all of them named).
+    """
+    if local := environment.get(pin.env):
+        path = Path(local).resolve()
+        if not path.is_dir():
+            raise CheckFailed(
+                f"{pin.env} names {path}, which is not a folder.",
+                remedy=f"Unset {pin.env}, or point it at a clone of {pin.git} at {pin.ref}.",
+            )
+        return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
+    final = folder / f"{name}-{pin.ref}"
+    marker = final / ".sm121-provider"
+    if marker.is_file():
+        return _verified(name, pin, final, provider=marker.read_text().strip(), ui=ui)
+    failures: list[str] = []
+    if offline:
+        failures.append("git: --offline")
+    else:
+        try:
+            with fresh_directory(final) as fresh:
+                _from_git(pin, fresh, repository_path=folder / f"{name}.git")
+                _verified(name, pin, fresh, provider="git", ui=ui)
+                (fresh / ".sm121-provider").write_text("git")
+            return _verified(name, pin, final, provider="git", ui=ui)
+        except NetworkFault as fault:
+            failures.append(f"git: {fault.cause or fault.what}")
+    for provider in pin.wheels:
+        label = f"wheel {provider.distribution} {provider.version}"
+        try:
+            with fresh_directory(final) as fresh:
+                _from_wheel(provider, fresh, cache=cache, target=target, offline=offline, ui=ui)
+                _verified(name, pin, fresh, provider=label, ui=ui)
+                (fresh / ".sm121-provider").write_text(label)
+            ui.note(f"{name}: out of {label}, since {failures[0]}")
+            return _verified(name, pin, final, provider=label, ui=ui)
+        except NetworkFault as fault:
+            failures.append(f"{label}: {fault.what}")
+    raise NetworkFault(
+        f"{name} ({pin.ref}) could not be obtained.",
+        cause="; ".join(failures),
+        remedy=f"Clone {pin.git} at {pin.ref} yourself and set {pin.env} to its folder.",
+    )
+
+
+def _verified(name: str, pin: SourcePin, path: Path, *, provider: str, ui: Ui) -> Source:
+    found = {sub: tree_digest(path / sub) for sub in pin.digest}
+    for sub, wanted in pin.digest.items():
+        if found[sub] != wanted:
+            raise HashMismatch(
+                f"{name}: {sub} from {provider} is not the pinned content.",
+                cause=f"wanted {wanted}, found {found[sub]}",
+                remedy=f"Remove {path} if the pipeline made it; otherwise bring the clone to {pin.ref}.",
+            )
+    if not pin.digest:
+        ui.note(f"{name}: no content digest is pinned, so {provider} is taken at its word")
+    return Source(name=name, path=path, provider=provider, digest=found)
+
+
+def _from_git(pin: SourcePin, fresh: Path, *, repository_path: Path) -> None:
+    repository = Repository(repository_path)
+    commit = repository.fetch_commit(pin.git, ref=pin.ref, timeout_s=_GIT_TIMEOUT_S)
+    repository.export(commit, fresh)
+    for path, wanted in pin.submodules.items():
+        url = repository.submodule_url(commit, path, base=pin.git)
+        recorded = repository.submodule_commit(commit, path)
+        if recorded != wanted:
+            raise HashMismatch(
+                f"{pin.git} at {pin.ref} has another submodule at {path}.",
+                cause=f"pinned {wanted}, found {recorded}",
+            )
+        repository.export(
+            repository.fetch_commit(url, ref=wanted, timeout_s=_GIT_TIMEOUT_S), fresh / path
+        )
+
+
+def _from_wheel(
+    provider: WheelProvider,
+    fresh: Path,
+    *,
+    cache: Cache,
+    target: Target,
+    offline: bool,
+    ui: Ui,
+) -> None:
+    """Copy the subtrees out of a wheel; what they must be is said by the source's digest."""
+    if offline:
+        raise NetworkFault("--offline")
+    offered = locate(
+        [(provider.distribution, provider.version)],
+        uv_platform=target.uv_platform,
+        python=target.python,
+    )
+    file = next(iter(offered.values()))
+    locked = LockedFile(
+        distribution=file.distribution,
+        version=file.version,
+        filename=file.filename,
+        sha256=file.sha256,
+        size=file.size,
+    )
+    path = fetch_locked([locked], target=target, cache=cache, offline=offline, ui=ui)[file.sha256]
+    with zipfile.ZipFile(path) as wheel:
+        for destination, prefix in provider.subtrees.items():
+            for member in wheel.infolist():
+                relative = member.filename.removeprefix(prefix + "/")
+                if relative != member.filename and not member.is_dir() and ".." not in relative:
+                    out = fresh / destination / relative
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    out.write_bytes(wheel.read(member))

@@ -1,0 +1,79 @@
+"""What this machine is and which compilers it has for a target."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121 import proc
+from sm121.errors import CompilerMissing
+
+# vLLM's CMakeLists.txt: GCC 11.3 for C++20; nvcc 13.0's crt/host_config.h: not above 15.
+_GCC_MIN = (11, 3)
+_GCC_MAX = (15, 99)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilers:
+    """C and C++ compiler for a target, and what the C++ one says it is."""
+
+    cc: Path
+    cxx: Path
+    version: str
+
+
+def host_machine() -> str:
+    """'x86_64' or 'aarch64'."""
+    return platform.machine()
+
+
+def install_hint(package_deb: str, package_rpm: str) -> str:
+    """The install command for this distribution, as text."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    if shutil.which("apt-get"):
+        return f"{sudo}apt-get install -y {package_deb}"
+    if shutil.which("dnf"):
+        return f"{sudo}dnf install -y {package_rpm}"
+    return f"install {package_deb} (Debian's name) with your package manager"
+
+
+def find_compilers(machine: str) -> Compilers:
+    """Compilers for code of `machine`; SM121_CC and SM121_CXX override.
+
+    Raises CompilerMissing when there are none, or the version is one that vLLM or nvcc
+    refuses.
+    """
+    native = machine == host_machine()
+    prefix = "" if native else f"{machine}-linux-gnu-"
+    names = [
+        os.environ.get("SM121_CC", f"{prefix}gcc"),
+        os.environ.get("SM121_CXX", f"{prefix}g++"),
+    ]
+    paths = [shutil.which(name) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if path is None:
+            raise CompilerMissing(
+                f"No compiler for {machine}: {name} was not found.",
+                cause="not on PATH"
+                if native
+                else f"this is a {host_machine()} machine, so "
+                f"{machine} code needs a cross compiler",
+                remedy=install_hint(
+                    "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu",
+                    "gcc-c++" if native else f"gcc-c++-{machine}-linux-gnu",
+                )
+                + ", or set SM121_CC and SM121_CXX.",
+            )
+    version = proc.run([paths[1] or "", "-dumpfullversion"]).output.strip()
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if not _GCC_MIN <= numbers <= _GCC_MAX:
+        raise CompilerMissing(
+            f"{names[1]} is version {version}.",
+            cause="vLLM needs GCC 11.3 or newer, and nvcc 13.0 refuses GCC above 15",
+            remedy="Install another version and set SM121_CC and SM121_CXX to it.",
+        )
+    return Compilers(cc=Path(paths[0] or ""), cxx=Path(paths[1] or ""), version=version)
