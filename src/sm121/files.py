@@ -88,6 +88,9 @@ def fresh_directory(path: Path) -> Iterator[Path]:
     `.partial` sibling that the next run removes.
     """
     temporary = path.with_name(f"{path.name}.partial")
+    old = path.with_name(f"{path.name}.old")
+    if old.exists() and not path.exists():
+        old.rename(path)  # killed between the two renames below
     remove_tree(temporary)
     temporary.mkdir(parents=True)
     try:
@@ -95,7 +98,6 @@ def fresh_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         remove_tree(temporary)
         raise
-    old = path.with_name(f"{path.name}.old")
     remove_tree(old)
     if path.exists():
         path.rename(old)

@@ -177,7 +177,7 @@ class Repository:
             if check_reverse:
                 arguments += ["--check", "--reverse"]
             status, _, stderr = self._git.apply(
-                *arguments, "--", str(patch), env=index,
+                *arguments, "--", str(patch.resolve()), env=index,
                 with_extended_output=True, with_exceptions=False,
             )  # fmt: skip
             messages = tuple(line for line in str(stderr).splitlines() if line.strip())

@@ -19,6 +19,8 @@ from typing import IO
 from sm121.errors import CompilerMissing, ToolFailed
 
 _TAIL_LINES = 25
+MARKER = "SM121_STARTED_BY"
+_scope = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +65,10 @@ def run(
     each output line (no newline).
 
     Raises CompilerMissing if the program does not exist, ToolFailed on a non-zero exit
-    (when `check`), and passes KeyboardInterrupt on after killing the whole process group:
+    (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
     ninja's compilers must not outlive us.
     """
+    marked = {**(env if env is not None else os.environ), MARKER: _mark()}
     log_file: IO[str] | None = None
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def run(
             child = subprocess.Popen(
                 [str(arg) for arg in argv],
                 cwd=cwd,
-                env=dict(env) if env is not None else None,
+                env=marked,
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -111,7 +114,7 @@ def run(
                     on_line(line)
             returncode = child.wait()
         except BaseException:
-            kill_group(child.pid)
+            kill_marked(_mark())
             child.wait()
             raise
         if log_file is not None:
@@ -131,12 +134,35 @@ def run(
     return Finished(returncode=returncode, output="\n".join(lines))
 
 
-def kill_group(pid: int) -> None:
-    """Kill a child started by `run` together with everything it started."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _mark() -> str:
+    return f"{_scope}:{os.getpid()}"
+
+
+def set_scope(build: Path) -> None:
+    """Name the build folder that this process works for; its children carry the name."""
+    global _scope
+    _scope = str(build)
+
+
+def kill_marked(prefix: str) -> int:
+    """Kill every process whose environment carries our marker; returns how many.
+
+    By the environment, since ninja gives each compiler a process group of its own, and a
+    compiler whose ninja was killed has no parent to find it by (proc(5), /proc/PID/environ).
+    """
+    wanted = f"{MARKER}={prefix}".encode()
+    killed = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(v == wanted or v.startswith(wanted + b":") for v in variables):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+        except OSError:
+            continue
+    return killed
 
 
 def replace_process(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:

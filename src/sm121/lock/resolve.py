@@ -34,8 +34,11 @@ def lock_targets(stack: Stack) -> list[Target]:
     ]
 
 
-def inputs_digest(stack: Stack, kind: Kind, requirement_files: Mapping[str, str]) -> str:
-    """sha256 over what a lock of this kind is made from."""
+def inputs_digest(stack: Stack, kind: Kind, requirement_digests: Mapping[str, str]) -> str:
+    """sha256 over what a lock of this kind is made from.
+
+    requirement_digests: sha256_text of each of REQUIREMENT_FILES, as patched.
+    """
     parts = [
         kind,
         stack.cuda.model_dump_json(include={"toolkit"}),
@@ -49,7 +52,7 @@ def inputs_digest(stack: Stack, kind: Kind, requirement_files: Mapping[str, str]
     if kind == "host":
         parts += stack.host.requirements
     else:
-        parts += [requirement_files[name] for name in REQUIREMENT_FILES]
+        parts += [requirement_digests[name] for name in REQUIREMENT_FILES]
     return sha256_text(*parts)
 
 
@@ -90,7 +93,9 @@ def resolve(
     return make_lock(
         _choose(files, target),
         python=target.python,
-        inputs=inputs_digest(stack, kind, requirement_files),
+        inputs=inputs_digest(
+            stack, kind, {name: sha256_text(text) for name, text in requirement_files.items()}
+        ),
     )
 
 
@@ -124,13 +129,13 @@ def _choose(files: list[IndexFile], target: Target) -> list[LockedFile]:
 
 def load_checked(
     pins: Path, name: str, stack: Stack, kind: Kind, target: Target,
-    requirement_files: Mapping[str, str],
+    requirement_digests: Mapping[str, str],
 ) -> Pylock:  # fmt: skip
     """Read a lock and check that it was made from these pins. Raises LockStale if not."""
     path = lock_path(pins, name, kind, target)
     lock = read_lock(path)
     recorded = ((lock.tool or {}).get("sm121") or {}).get("inputs")
-    if recorded != inputs_digest(stack, kind, requirement_files):
+    if recorded != inputs_digest(stack, kind, requirement_digests):
         raise LockStale(
             f"{path.name} was not made from these pins.",
             cause="stack.toml or the requirements patch was changed after the last `lock`",

@@ -5,6 +5,7 @@ All models are frozen and refuse unknown keys.
 
 from __future__ import annotations
 
+import difflib
 import re
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -180,8 +181,9 @@ class Stack(Model):
     overrides: dict[Distribution, str]
     host: HostPin
     sources: dict[str, SourcePin]
-    profiles: dict[str, ProfilePin]
+    components: dict[str, str]
     left_out: dict[str, str]
+    profiles: dict[str, ProfilePin]
 
     @model_validator(mode="after")
     def _consistent(self) -> Stack:
@@ -193,8 +195,17 @@ class Stack(Model):
                 if source not in self.sources:
                     raise ValueError(f"profiles.{name}.sources: no source is named {source!r}")
             for component in profile.components:
+                if component not in self.components:
+                    near = difflib.get_close_matches(component, self.components, n=1)
+                    raise ValueError(
+                        f"profiles.{name}.components: no component is named {component!r}"
+                        + (f"; did you mean {near[0]!r}?" if near else "")
+                    )
                 if component in self.left_out:
                     raise ValueError(
                         f"profiles.{name}.components: {component!r} is also in left-out"
                     )
+        for component in self.left_out:
+            if component not in self.components:
+                raise ValueError(f"left-out: no component is named {component!r}")
         return self

@@ -7,7 +7,7 @@ GIT_TAG), sometimes through `set(VAR "value")` in the same file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sm121.errors import SourceDrift
@@ -46,13 +46,24 @@ def _repository(url: str) -> str:
     return "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
 
 
+def declared_components(setup_py: str, build_rust_py: str) -> set[str]:
+    """Component names that upstream's setup.py and tools/build_rust.py know."""
+    names = re.findall(r'CMakeExtension\(\s*name="vllm\.(?:vllm_flash_attn\.)?(\w+)"', setup_py)
+    return {*names, *re.findall(r'target="vllm\.([\w-]+)"', build_rust_py)}
+
+
 def check_drift(
-    repository: Repository, commit: str, files: list[str], pins: Mapping[str, SourcePin]
+    repository: Repository,
+    commit: str,
+    files: list[str],
+    pins: Mapping[str, SourcePin],
+    components: Collection[str],
 ) -> None:
-    """Compare every declared source of the tree with the pins.
+    """Compare every declared source and component of the tree with the pins.
 
     Raises SourceDrift naming both values for each disagreement: another ref, a source that
-    upstream fetches and we do not pin, a pin that upstream no longer asks for.
+    upstream fetches and we do not pin, a pin that upstream no longer asks for, a component
+    that only one side knows.
     """
     declared = [
         fetched
@@ -80,10 +91,22 @@ def check_drift(
         for d in declared
         if (d.file, d.repository) not in pinned
     ]
+    known = declared_components(
+        repository.read(commit, "setup.py") or "",
+        repository.read(commit, "tools/build_rust.py") or "",
+    )
+    faults += [
+        f"component {name}: upstream builds it, [components] does not list it"
+        for name in sorted(known - set(components))
+    ]
+    faults += [
+        f"component {name}: [components] lists it, upstream does not know it"
+        for name in sorted(set(components) - known)
+    ]
     if faults:
         raise SourceDrift(
-            f"{len(faults)} third-party pin(s) disagree with upstream's CMake.",
+            f"{len(faults)} pin(s) disagree with upstream's own build files.",
             details=faults,
-            cause="A build would compile other sources than the pins say.",
-            remedy="Correct [sources] in stack.toml (ref, submodules, digest).",
+            cause="A build would compile something else than the pins say.",
+            remedy="Correct [sources] or [components] in stack.toml.",
         )

@@ -1,0 +1,135 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox[uv]>=2025.5.1"]
+# ///
+"""sm121: build vLLM for NVIDIA DGX Spark (GB10, sm_121), from pins to a wheelhouse.
+
+Options of a session come after `--`:  nox -s build -- --profile smoke
+Help of a session:                      nox -s build -- --help
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "unit"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+
+
+def prepare(session: nox.Session, *, lock: str = "runtime") -> None:
+    """Install the locked requirements, once per change of the lock, and put src/ on the path."""
+    requirements = ROOT / "requirements" / f"{lock}.lock"
+    stamp = Path(session.virtualenv.location) / f"sm121-{lock}.stamp"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        session.install("--require-hashes", "-r", str(requirements))
+        stamp.write_text(wanted)
+    session.env["PYTHONPATH"] = str(ROOT / "src")
+
+
+def verb(session: nox.Session, name: str) -> None:
+    """Run one verb of the package with the session's options."""
+    prepare(session)
+    session.run("python", "-m", "sm121", name, *session.posargs, silent=False)
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Everything from pins to a wheelhouse; skips what is up to date.
+
+    Options: --profile NAME, --stack NAME, --target linux-aarch64|linux-x86_64, --arch,
+    --jobs N, --offline, --wheelhouse DIR, --dry-run.
+    """
+    verb(session, "build")
+
+
+@nox.session(default=False)
+def source(session: nox.Session) -> None:
+    """Only make pristine upstream ready, as a git commit, and check it against the pins."""
+    verb(session, "source")
+
+
+@nox.session(default=False)
+def patch(session: nox.Session) -> None:
+    """Only apply the patch series; `-- --check` lints it."""
+    verb(session, "patch")
+
+
+@nox.session(name="compile", default=False)
+def compile_(session: nox.Session) -> None:
+    """Only up to the built wheel."""
+    verb(session, "compile")
+
+
+@nox.session(default=False)
+def wheelhouse(session: nox.Session) -> None:
+    """Up to the wheelhouse: the same as build."""
+    verb(session, "wheelhouse")
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Resolve the pins to hashed files for every target; `-- --check` only compares."""
+    verb(session, "lock")
+
+
+@nox.session(default=False)
+def shell(session: nox.Session) -> None:
+    """A shell with the toolchain, CUDA_HOME and the patched tree."""
+    verb(session, "shell")
+
+
+@nox.session(default=False)
+def clean(session: nox.Session) -> None:
+    """What takes how much disk; with names, `unused` or `all`: free it."""
+    verb(session, "clean")
+
+
+@nox.session(default=False)
+def tests(session: nox.Session) -> None:
+    """All tests: unit, integration and end to end (a real smoke build). Options are pytest's."""
+    prepare(session, lock="dev")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Unit tests: no network, no compiler, seconds. Options are pytest's."""
+    prepare(session, lock="dev")
+    session.run("python", "-m", "pytest", "tests/unit", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy."""
+    prepare(session, lock="dev")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(default=False)
+def requirements(session: nox.Session) -> None:
+    """Write requirements/*.lock anew from pyproject.toml (hashes, no URL)."""
+    session.install("uv")
+    common = (
+        "uv", "pip", "compile", "pyproject.toml", "--universal", "--python-version", "3.11",
+        "--generate-hashes", "--no-header", "--no-emit-index-url", "--no-annotate", "-q",
+        *session.posargs,
+    )  # fmt: skip
+    session.run(*common, "-o", "requirements/runtime.lock", env={**os.environ})
+    groups = ("--group", "test", "--group", "lint")
+    session.run(*common, *groups, "-o", "requirements/dev.lock", env={**os.environ})
+
+
+if __name__ == "__main__":
+    nox.main()

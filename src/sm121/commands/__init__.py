@@ -1,0 +1,1 @@
+"""One module per verb: argparse options in, exit code out. `sm121.cli` lists them."""

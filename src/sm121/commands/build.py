@@ -1,0 +1,113 @@
+"""`build` and its single stages: from pins to a wheelhouse."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from sm121 import proc
+from sm121.commands.common import add_build_options, context_of
+from sm121.context import Context, Results
+from sm121.pipeline import all_stages, run_stages
+from sm121.state import State, exclusive
+from sm121.ui import Ui, human_bytes, human_seconds
+
+# The stages that are verbs of their own, each with everything before it.
+STAGES = ("source", "patch", "compile", "wheelhouse")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_build_options(parser)
+
+
+def configure_patch(parser: argparse.ArgumentParser) -> None:
+    add_build_options(parser)
+    parser.add_argument(
+        "--check", action="store_true", help="lint the series: headers, offsets, syntax"
+    )
+
+
+def run(arguments: argparse.Namespace, ui: Ui) -> int:
+    """Bring every stage up to date, and print what came of it."""
+    context = context_of(arguments, ui)
+    verb = arguments.verb
+    stages = all_stages()
+    if verb in STAGES:
+        names = [stage.name for stage in stages]
+        stages = stages[: names.index(verb) + 1]
+    if arguments.dry_run:
+        run_stages(context, stages, dry_run=True)
+        return 0
+    started = time.monotonic()
+    with exclusive(context.layout.build, f"{verb} {context.key} {context.options.profile}"):
+        # A run that was killed may have left compilers that still write into the ninja tree.
+        if left := proc.kill_marked(str(context.layout.build)):
+            ui.note(f"{left} process(es) of a killed run were still working and were ended")
+        results, ran = run_stages(context, stages, force=[verb] if verb == "patch" else [])
+        if verb == "patch":
+            show_series(context, results, check=arguments.check)
+        context.memory.save()
+        if verb in ("build", "wheelhouse"):
+            summary(context, results, ran=ran, seconds=time.monotonic() - started)
+    return 0
+
+
+def show_series(context: Context, results: Results, *, check: bool) -> None:
+    """The series as a table: patch, state, commit, upstream status; and the lint's verdict."""
+    patches = results["patch"]["patches"]
+    context.ui.table(
+        ("patch", "state", "commit", "upstream status"),
+        [(p["name"], p["status"], p["commit"][:12] or "-", p["upstream_status"]) for p in patches],
+    )
+    if not check:
+        return
+    from sm121.gitrepo import Repository
+    from sm121.patches.apply import apply_series
+    from sm121.patches.lint import lint_series
+    from sm121.patches.series import load_series
+    from sm121.patches.stage import series_folder
+    from sm121.source.stage import REPOSITORY
+
+    repository = Repository(context.layout.source / REPOSITORY)
+    series = load_series(series_folder(context))
+    applied = apply_series(repository, str(results["source"]["commit"]), series)
+    for line in lint_series(repository, series, applied):
+        context.ui.say(f"   ok  {line}")
+
+
+def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:
+    """The table at the end: wheel, size, seconds, sha256; what was left out; where it lies."""
+    from sm121.wheelhouse.stage import load_manifest
+
+    ui, layout = context.ui, context.layout
+    if not ran:
+        ui.say(f"Nothing to do: {layout.wheelhouse} is up to date ({human_seconds(seconds)}).")
+        return
+    manifest = load_manifest(layout.wheelhouse)
+    assert manifest is not None
+    compiled = State.load(layout.state).records.get(
+        f"compile/{context.key}-{context.options.profile}"
+    )
+    ui.say()
+    ui.table(
+        ("wheel", "size", "compiled in", "sha256"),
+        [
+            (
+                wheel.filename,
+                human_bytes(wheel.size),
+                human_seconds(compiled.seconds) if compiled and wheel.origin == "built" else "-",
+                wheel.sha256,
+            )
+            for wheel in manifest.wheels
+        ],
+    )
+    ui.say(f"  built:    {', '.join(manifest.components.built)}")
+    ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
+    for check in manifest.checks:
+        if check.verdict != "passed":
+            ui.note(f"check {check.name}: {check.verdict}: {check.detail}")
+    if manifest.partial:
+        ui.note(
+            f"profile {manifest.profile} is not a whole vLLM: for trying the pipeline, not for serving"
+        )
+    ui.say(f"Done in {human_seconds(seconds)}: {layout.wheelhouse}")

@@ -1,0 +1,78 @@
+"""Options and set-up that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sm121 import proc
+from sm121.context import Context, Options, validate_options
+from sm121.files import HashMemory
+from sm121.layout import Layout
+from sm121.pins.load import default_stack, load_stack
+from sm121.ui import Ui
+
+TARGETS = ("linux-aarch64", "linux-x86_64")
+
+
+def add_stack_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stack", metavar="NAME", help="folder of pins/ (default: pins/default)")
+
+
+def add_build_options(parser: argparse.ArgumentParser) -> None:
+    add_stack_option(parser)
+    parser.add_argument(
+        "--profile", default="smoke", metavar="NAME",
+        help="what to build; see [profiles] in stack.toml (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", default="linux-aarch64", choices=TARGETS,
+        help="machine to build for, on any host (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch", metavar="X.Ya", help="CUDA architecture (default: the stack's, 12.1a)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="compilers at once (default: by cores and free memory)",
+    )
+    parser.add_argument(
+        "--offline", action="store_true", help="fetch nothing; stop if something is missing"
+    )
+    parser.add_argument(
+        "--wheelhouse", type=Path, metavar="DIR", help="result folder (default: wheelhouse/)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would run and why, and do nothing"
+    )
+
+
+def layout_of(arguments: argparse.Namespace) -> Layout:
+    layout = Layout.find(wheelhouse=getattr(arguments, "wheelhouse", None))
+    proc.set_scope(layout.build)
+    return layout
+
+
+def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
+    """Load pins and check the options against them."""
+    layout = layout_of(arguments)
+    name = arguments.stack or default_stack(layout.pins)
+    stack = load_stack(layout.pins, name)
+    options = Options(
+        profile=getattr(arguments, "profile", "smoke"),
+        target=getattr(arguments, "target", "linux-aarch64"),
+        arch=getattr(arguments, "arch", None),
+        jobs=getattr(arguments, "jobs", None),
+        offline=getattr(arguments, "offline", False),
+    )
+    validate_options(stack, options)
+    return Context(
+        layout=layout,
+        stack_name=name,
+        stack=stack,
+        options=options,
+        ui=ui,
+        memory=HashMemory(layout.build / "hashes.json"),
+    )

@@ -1,0 +1,107 @@
+"""Run vLLM's setup.py and read its failures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121 import proc
+from sm121.compile.progress import NinjaProgress
+from sm121.errors import DiskFull, OutOfMemory, Sm121Error, ToolFailed
+from sm121.files import remove_tree
+from sm121.ui import Ui
+
+# What gcc, nvcc, ninja and the shell print when the kernel killed a compiler.
+_KILLED = re.compile(
+    r"Killed signal terminated|died due to signal 9|\bKilled\b|(?:exit|status|code)\D{0,12}137\b"
+)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+_ERROR = re.compile(r"(?:\b(?:fatal )?error\b[:\s]|CMake Error|^FAILED:|ValueError:|RuntimeError:)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """What a run of setup.py made: the wheel, objects compiled (not those up to date)."""
+
+    wheel: Path
+    objects: int
+
+
+def run_setup(
+    *,
+    tree: Path,
+    output: Path,
+    python: Path,
+    environment: Mapping[str, str],
+    abi: str,
+    machine: str,
+    jobs: int,
+    log: Path,
+    ui: Ui,
+) -> Built:
+    """`setup.py build … bdist_wheel` in the patched tree; objects stay in `output` for ninja.
+
+    abi: python tag of the limited API, as 'cp311'. Raises OutOfMemory, DiskFull, or
+    ToolFailed with the compiler's own error lines.
+    """
+    # Python files of an earlier tree or profile must not be packaged again.
+    for leftover in [*output.glob("lib.*"), output / "dist", output / "bdist"]:
+        remove_tree(leftover)
+    lines: list[str] = []
+    with ui.progress("compile") as progress:
+        ninja = NinjaProgress(progress)
+
+        def on_line(line: str) -> None:
+            lines.append(line)
+            ninja(line)
+
+        try:
+            proc.run(
+                [
+                    python, "setup.py",
+                    "build", "--build-base", output,
+                    "bdist_wheel", "--dist-dir", output / "dist", "--bdist-dir", output / "bdist",
+                    "--py-limited-api", abi, "--plat-name", f"linux_{machine}",
+                ],
+                cwd=tree, env=environment, log=log, on_line=on_line,
+            )  # fmt: skip
+        except ToolFailed as failure:
+            raise diagnose(lines, failure, jobs=jobs, log=log) from failure
+    wheels = list((output / "dist").glob("*.whl"))
+    if len(wheels) != 1:
+        raise ToolFailed(
+            f"setup.py ended well but made {len(wheels)} wheels.", returncode=0, log=log
+        )
+    return Built(wheel=wheels[0], objects=ninja.built)
+
+
+def diagnose(lines: Sequence[str], failure: ToolFailed, *, jobs: int, log: Path) -> Sm121Error:
+    """Turn a failed build's output into the error that helps."""
+    text = "\n".join(lines)
+    if failure.returncode in (137, -9) or _KILLED.search(text):
+        return OutOfMemory(
+            f"A compiler was killed, most likely for memory (exit 137), with {jobs} job(s).",
+            cause="one nvcc can take 10 GB, and the kernel kills when memory ends",
+            remedy=f"Run the same command with `--jobs {max(1, jobs // 2)}`: objects already "
+            "built are kept." if jobs > 1 else
+            "One job is the least: close other programs, or build on a machine with more memory.",
+            details=[line for line in lines if _KILLED.search(line)][:3],
+        )  # fmt: skip
+    if _NO_SPACE.search(text):
+        return DiskFull(
+            "No space left while compiling.",
+            cause=next(line for line in lines if _NO_SPACE.search(line)).strip(),
+            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
+            "command again: objects already built are kept.",
+        )
+    errors = [line for line in lines if _ERROR.search(line)][:8]
+    return ToolFailed(
+        "vLLM's build failed.",
+        returncode=failure.returncode,
+        tail=errors or lines[-15:],
+        log=log,
+        cause=f"the whole output is in {log}",
+        remedy="`nox -s shell` opens a shell with the same tools and the patched tree.",
+    )

@@ -1,0 +1,196 @@
+"""Stage `compile`: the patched tree becomes one wheel."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sm121.compile.build import run_setup
+from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
+from sm121.compile.wheel import canonical_wheel, check_wheel
+from sm121.context import Context, Results
+from sm121.files import remove_tree, sha256_text, write_atomic
+from sm121.lock.pylock import lock_path
+from sm121.lock.resolve import load_checked
+from sm121.source.stage import REPOSITORY
+from sm121.toolkit.machine import find_compilers, host_machine
+from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
+
+# spinloop needs Py_buffer of the limited API of 3.11 (vLLM's CMakeLists.txt), so the cp38 of
+# upstream's image build would not be true.
+_ABI = "cp311"
+
+
+def wheel_version(context: Context, results: Results) -> str:
+    """'0.26.0+sm121.smoke.1a2b3c4d': the last part a digest of release, series and lock."""
+    family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
+    digest = sha256_text(
+        context.stack.vllm.model_dump_json(),
+        *(f"{p['name']}:{p['patch_id']}" for p in results["patch"]["patches"]),
+        context.memory.sha256(family),
+    )
+    # PEP 440 reads a part of digits only as a number and drops its leading zeros.
+    start = next(i for i in range(56) if not digest[i : i + 8].isdigit())
+    return (
+        f"{context.stack.vllm.version}+sm121.{context.options.profile}.{digest[start : start + 8]}"
+    )
+
+
+def make_tools(context: Context) -> Tools:
+    """The finished toolkit's folders, for compiling and for `shell`."""
+    interpreter, _ = host_interpreter(context)
+    environment = EnvironmentStage().folder(context)
+    toolkit = ToolkitStage().folder(context)
+    machine = context.runtime.machine
+    native = machine == host_machine()
+    site = sysconfig.get_path(
+        "purelib",
+        "posix_prefix",
+        {"base": str(environment), "py_version_short": interpreter.version},
+    )
+    return Tools(
+        machine=machine,
+        cuda=toolkit / "cuda",
+        torch=Path(site) if native else toolkit / "site",
+        python_include=interpreter.include if native else toolkit / "python",
+        python_version=interpreter.version,
+        environment=environment,
+        compilers=find_compilers(machine),
+    )
+
+
+class CompileStage:
+    name = "compile"
+
+    def key(self, context: Context) -> str:
+        return f"compile/{context.key}-{context.options.profile}"
+
+    def work(self, context: Context) -> Path:
+        return context.layout.build / "work" / context.key
+
+    def tree(self, context: Context) -> Path:
+        return self.work(context) / "src"
+
+    def dist(self, context: Context) -> Path:
+        return context.layout.build / "dist" / f"{context.key}-{context.options.profile}"
+
+    def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        load_checked(
+            context.layout.pins, context.stack_name, context.stack, "family", context.runtime,
+            results["patch"]["requirement_files"],
+        )  # fmt: skip
+        return {
+            "patched tree": str(results["patch"]["tree"]),
+            "host environment": str(results["environment"]["fingerprint"]),
+            "toolkit": str(results["toolkit"]["fingerprint"]),
+            "components": " ".join(context.profile.components),
+            "arch": context.arch,
+            "version": wheel_version(context, results),
+            "release date": context.stack.vllm.date.isoformat(),
+        }
+
+    def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
+        wheel = self.dist(context) / str(result["wheel"])
+        return wheel.is_file() and context.memory.sha256(wheel) == result["sha256"]
+
+    def environment(self, context: Context, results: Results, tools: Tools) -> dict[str, str]:
+        """The environment that setup.py gets; `shell` gives the same to a person."""
+        work = self.work(context)
+        jobs = choose_jobs(
+            asked=context.options.jobs,
+            memory_per_job_gib=context.profile.memory_per_job_gib,
+            cores=usable_cores(),
+            available=available_memory(),
+        )
+        prefixes = {
+            self.tree(context): "vllm",
+            tools.cuda: "cuda",
+            tools.torch: "site",
+            tools.python_include: "python",
+            work: "build",
+        }
+        toolchain = work / "toolchain.cmake"
+        text = toolchain_text(tools, prefixes=prefixes)
+        if not toolchain.is_file() or toolchain.read_text() != text:
+            write_atomic(toolchain, text)
+        environment = build_environment(
+            tools,
+            toolchain=toolchain,
+            components=context.profile.components,
+            arch=context.arch,
+            jobs=jobs.count,
+            version=wheel_version(context, results),
+            epoch=int(context.stack.vllm.date.timestamp()),
+            source_prefix=work,
+            sources={},
+            ccache_dir=context.layout.cache / "ccache",
+        )
+        environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
+        return environment
+
+    def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        from sm121.gitrepo import Repository
+
+        tools = make_tools(context)
+        work = self.work(context)
+        work.mkdir(parents=True, exist_ok=True)
+        repository = Repository(context.layout.source / REPOSITORY)
+        rewritten = repository.checkout(str(results["patch"]["commit"]), self.tree(context))
+        context.ui.say(
+            f"       tree        {len(rewritten)} file(s) rewritten in {self.tree(context)}"
+        )
+        environment = self.environment(context, results, tools)
+        jobs = int(environment["MAX_JOBS"])
+        # CMake remembers compilers and torch: another toolchain gets another ninja tree.
+        identity = sha256_text(
+            environment["CMAKE_TOOLCHAIN_FILE"],
+            (work / "toolchain.cmake").read_text(),
+            str(results["toolkit"]["fingerprint"]),
+            str(results["environment"]["fingerprint"]),
+            context.arch,
+        )[:8]
+        output = work / f"ninja-{identity}"
+        for other in work.glob("ninja-*"):
+            if other != output:
+                remove_tree(other)
+        built = run_setup(
+            tree=self.tree(context),
+            output=output,
+            python=tools.environment / "bin/python",
+            environment=environment,
+            abi=_ABI,
+            machine=tools.machine,
+            jobs=jobs,
+            log=context.log(self.name),
+            ui=context.ui,
+        )
+        version = environment["VLLM_VERSION_OVERRIDE"]
+        libraries = check_wheel(
+            built.wheel,
+            machine=tools.machine,
+            version=version,
+            components=context.profile.components,
+            forbidden=[str(context.layout.build), str(context.layout.root)],
+            requirements={n: p.version for n, p in context.stack.family.items()},
+        )
+        final = self.dist(context) / built.wheel.name
+        for old in self.dist(context).glob("*.whl"):
+            if old != final:
+                old.unlink()
+        canonical_wheel(built.wheel, final, epoch=int(environment["SOURCE_DATE_EPOCH"]))
+        context.ui.say(f"       objects     {built.objects} compiled")
+        return {
+            "wheel": final.name,
+            "sha256": context.memory.sha256(final),
+            "version": version,
+            "objects": built.objects,
+            "jobs": jobs,
+            "compiler_cache": compiler_cache() or "none",
+            "libraries": {
+                name: {"machine": lib.machine, "needed": list(lib.needed)}
+                for name, lib in libraries.items()
+            },
+        }

@@ -1,0 +1,156 @@
+"""The CMake toolchain file and the environment that make vLLM's build produce for the target.
+
+Everything CMake must know is in the toolchain file, since setup.py splits CMAKE_ARGS at
+spaces. Paths of this machine reach neither debug information (there is none) nor __FILE__
+(-ffile-prefix-map), and libraries get no RPATH: torch is found as already loaded, and an
+absolute or empty entry would be searched on the node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.toolkit.machine import Compilers, host_machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tools:
+    """Everything the compiler needs, made by the toolkit stage. Folders.
+
+    cuda: toolkit root. torch: folder that holds torch/ of the target. python_include: the
+    target's headers. environment: the host's virtual environment.
+    """
+
+    machine: str
+    cuda: Path
+    torch: Path
+    python_include: Path
+    python_version: str
+    environment: Path
+    compilers: Compilers
+
+    @property
+    def cross(self) -> bool:
+        return self.machine != host_machine()
+
+
+def toolchain_text(tools: Tools, *, prefixes: Mapping[Path, str]) -> str:
+    """The toolchain file (cmake-toolchains(7)). prefixes: build folders and what replaces them."""
+    maps = " ".join(
+        f"-ffile-prefix-map={folder}={name}"
+        # The longest prefix last: GCC lets the last matching option win.
+        for folder, name in sorted(prefixes.items(), key=lambda item: len(str(item[0])))
+    )
+    torch = tools.torch / "torch/share/cmake"
+    lines = [
+        f"set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR {tools.machine})"
+        if tools.cross
+        else "",
+        f"set(CMAKE_C_COMPILER {tools.compilers.cc})",
+        f"set(CMAKE_CXX_COMPILER {tools.compilers.cxx})",
+        f"set(CMAKE_CUDA_COMPILER {tools.cuda}/bin/nvcc)",
+        f"set(CMAKE_CUDA_HOST_COMPILER {tools.compilers.cxx})",
+        f"set(CUDA_HOST_COMPILER {tools.compilers.cxx})",
+        f'set(CMAKE_C_FLAGS_INIT "{maps}")',
+        f'set(CMAKE_CXX_FLAGS_INIT "{maps}")',
+        f'set(CMAKE_CUDA_FLAGS_INIT "-Xcompiler={maps.replace(" ", ",")}")',
+        "set(CMAKE_SKIP_RPATH ON)",
+        # --as-needed as Debian's GCC has it by default, so that every distribution's build
+        # has the same NEEDED; -s: symbols for the linker only would name nothing useful.
+        *(
+            f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "-Wl,--as-needed,-s,--build-id=sha1")'
+            for kind in ("SHARED", "MODULE")
+        ),
+        f"set(Torch_DIR {torch}/Torch)",
+        # Without this one, the host's libtorch would be mixed with the target's.
+        f"set(Caffe2_DIR {torch}/Caffe2)",
+        f"set(Python_INCLUDE_DIR {tools.python_include})",
+        f"set(CUDA_TOOLKIT_ROOT_DIR {tools.cuda})",
+        f"set(CUDAToolkit_ROOT {tools.cuda})",
+    ]
+    if tools.cross:
+        tag = tools.python_version.replace(".", "")
+        lines += [
+            f"set(Python_SOABI cpython-{tag}-{tools.machine}-linux-gnu)",
+            "set(Python_SOSABI abi3)",
+            # Caffe2's check that the headers are nvcc's release runs a program of the target.
+            "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)",
+        ]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def build_environment(
+    tools: Tools,
+    *,
+    toolchain: Path,
+    components: Sequence[str],
+    arch: str,
+    jobs: int,
+    version: str,
+    epoch: int,
+    source_prefix: Path,
+    sources: Mapping[str, Path],
+    ccache_dir: Path,
+) -> dict[str, str]:
+    """The whole environment of setup.py; nothing of the user's leaks in except PATH's tail.
+
+    sources: environment variable of each third-party source and its folder. epoch: seconds,
+    SOURCE_DATE_EPOCH.
+    """
+    path = [str(tools.environment / "bin"), str(tools.cuda / "bin"), *_system_path()]
+    environment = {
+        "PATH": os.pathsep.join(path),
+        "HOME": os.environ.get("HOME", "/"),
+        "LC_ALL": "C.UTF-8",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        "CUDA_HOME": str(tools.cuda),
+        "CUDA_TOOLKIT_ROOT": str(tools.cuda),
+        "TORCH_CUDA_ARCH_LIST": arch,
+        "CMAKE_TOOLCHAIN_FILE": str(toolchain),
+        "CMAKE_BUILD_TYPE": "Release",
+        "VLLM_TARGET_DEVICE": "cuda",
+        "VLLM_BUILD_COMPONENTS": ",".join(components),
+        "VLLM_VERSION_OVERRIDE": version,
+        "MAX_JOBS": str(jobs),
+        "NVCC_THREADS": "1",
+        "NINJA_STATUS": "[sm121 %f/%t] ",
+        "SOURCE_DATE_EPOCH": str(epoch),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "_PYTHON_HOST_PLATFORM": f"linux-{tools.machine}",
+        # A compiler cache serves every checkout: paths are relative to the build folder.
+        "CCACHE_DIR": str(ccache_dir),
+        "CCACHE_BASEDIR": str(source_prefix),
+        "CCACHE_NOHASHDIR": "1",
+    }
+    environment.update({name: str(folder) for name, folder in sources.items()})
+    if proxies := {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}:
+        environment.update(proxies)
+    return environment
+
+
+def _system_path() -> list[str]:
+    """PATH of the system without folders of other Pythons or of Rust.
+
+    cargo would be tried by vLLM's setup when found, and would put binaries for this machine
+    into a wheel for another.
+    """
+    kept = []
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        if folder and not any(
+            (Path(folder) / name).exists() for name in ("cargo", "conda", "pyenv")
+        ):
+            kept.append(folder)
+    for needed in ("/usr/bin", "/bin"):
+        if needed not in kept:
+            kept.append(needed)
+    return kept
+
+
+def compiler_cache() -> str | None:
+    """The compiler cache that vLLM's setup will find, for the record."""
+    return next((name for name in ("sccache", "ccache") if shutil.which(name)), None)

@@ -1,0 +1,175 @@
+"""The built wheel: check that it is what profile and target promise, and make it canonical.
+
+Canonical: members sorted, one time (SOURCE_DATE_EPOCH), fixed modes and compression, so that
+the same content is the same file whatever the umask and the order of os.listdir.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from packaging.utils import parse_wheel_filename
+
+from sm121.errors import WheelFault
+from sm121.files import write_atomic
+
+_ELF_MACHINES = {"aarch64": "EM_AARCH64", "x86_64": "EM_X86_64"}
+_COMPRESSION_LEVEL = 6
+# Where a component ends up, if not at vllm/<name>.abi3.so.
+_PLACES = {
+    "_vllm_fa2_C": "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+    "_vllm_fa4_cutedsl_C": "vllm/vllm_flash_attn/cute/__init__.py",
+    "triton_kernels": "vllm/third_party/triton_kernels/__init__.py",
+    "_deep_gemm_C": "vllm/third_party/deep_gemm/__init__.py",
+    "vllm-rs": "vllm/vllm-rs",
+    "_rust_tool_parser": "vllm/_rust_tool_parser.abi3.so",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """What an ELF file says: machine (EM_*), NEEDED, and RPATH or RUNPATH entries."""
+
+    machine: str
+    needed: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+def component_path(component: str) -> str:
+    """The member of the wheel that proves a component is in it."""
+    return _PLACES.get(component, f"vllm/{component}.abi3.so")
+
+
+def read_library(data: bytes) -> Library:
+    """Read one ELF file. Raises ELFError if it is not one."""
+    elf = ELFFile(io.BytesIO(data))
+    needed: list[str] = []
+    paths: list[str] = []
+    for section in elf.iter_sections():
+        if isinstance(section, DynamicSection):
+            for entry in section.iter_tags():
+                if entry.entry.d_tag == "DT_NEEDED":
+                    needed.append(getattr(entry, "needed"))  # noqa: B009 - set by pyelftools at run time
+                elif entry.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+                    paths.append(getattr(entry, entry.entry.d_tag[3:].lower()))
+    return Library(machine=elf["e_machine"], needed=tuple(needed), paths=tuple(paths))
+
+
+def check_wheel(
+    wheel: Path,
+    *,
+    machine: str,
+    version: str,
+    components: Sequence[str],
+    forbidden: Sequence[str],
+    requirements: Mapping[str, str],
+) -> dict[str, Library]:
+    """Check a built wheel; returns its libraries by member name.
+
+    components: must be in, and nothing else compiled may be. forbidden: strings (build
+    paths) that no library may contain. requirements: distribution → exact version that
+    METADATA must ask for. Raises WheelFault listing every fault.
+    """
+    faults: list[str] = []
+    _, found_version, _, tags = parse_wheel_filename(wheel.name)
+    platforms = {tag.platform for tag in tags}
+    if platforms != {f"linux_{machine}"}:
+        faults.append(f"platform tag {', '.join(sorted(platforms))}, wanted linux_{machine}")
+    if str(found_version) != version:
+        faults.append(f"version {found_version}, wanted {version}")
+    expected = {component_path(c): c for c in components}
+    libraries: dict[str, Library] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        faults += [
+            f"component {c} is missing ({path})"
+            for path, c in expected.items()
+            if path not in names
+        ]
+        for name in sorted(names):
+            with archive.open(name) as member:
+                if member.read(4) != b"\x7fELF":
+                    continue
+            data = archive.read(name)
+            try:
+                library = read_library(data)
+            except (ELFError, ValueError, KeyError) as error:
+                faults.append(f"{name}: not a whole ELF file ({error})")
+                continue
+            libraries[name] = library
+            if name not in expected and not name.startswith("vllm/third_party/deep_gemm/"):
+                faults.append(f"{name}: compiled, but no component of this profile: a leftover")
+            if library.machine != _ELF_MACHINES[machine]:
+                faults.append(
+                    f"{name}: code for {library.machine}, wanted {_ELF_MACHINES[machine]}"
+                )
+            if library.paths:
+                faults.append(f"{name}: has RPATH or RUNPATH {':'.join(library.paths)!r}")
+            if name == component_path("cumem_allocator") and "libcuda.so.1" not in library.needed:
+                faults.append(
+                    f"{name}: NEEDED libcuda.so.1 is missing; the driver stub exports too little"
+                )
+            faults += [
+                f"{name}: holds the build path {path}"
+                for path in forbidden
+                if path.encode() in data
+            ]
+        metadata_name = next((n for n in names if n.endswith(".dist-info/METADATA")), None)
+        metadata = archive.read(metadata_name).decode() if metadata_name else ""
+    asked = _exact_requirements(metadata)
+    for distribution, wanted in requirements.items():
+        if (found := asked.get(distribution)) is not None and found != wanted:
+            faults.append(f"METADATA asks for {distribution}=={found}, the pins for {wanted}")
+    if faults:
+        raise WheelFault(
+            f"The built wheel has {len(faults)} fault(s).",
+            details=faults,
+            cause=wheel.name,
+            remedy="The wheel was not taken into the wheelhouse; see build/log/compile.log.",
+        )
+    return libraries
+
+
+def _exact_requirements(metadata: str) -> dict[str, str]:
+    """Distributions that METADATA pins with ==, outside extras."""
+    from email.parser import HeaderParser
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: dict[str, str] = {}
+    for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist", []):
+        requirement = Requirement(line)
+        exact = [s.version for s in requirement.specifier if s.operator == "=="]
+        if exact and "extra" not in str(requirement.marker or ""):
+            found[canonicalize_name(requirement.name)] = exact[0]
+    return found
+
+
+def canonical_wheel(source: Path, output: Path, *, epoch: int) -> None:
+    """Rewrite a wheel as the one canonical file of its content (RECORD stays as it is)."""
+    # ZIP keeps local time without a zone, from 1980 on, in steps of two seconds.
+    moment = time.gmtime(max(epoch, 315532800))[:6]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(buffer, "w") as new:
+        # dist-info last, RECORD at the very end: PEP 427's recommendation.
+        for name in sorted(
+            old.namelist(), key=lambda n: (".dist-info/" in n, n.endswith("/RECORD"), n)
+        ):
+            if name.endswith("/"):
+                continue
+            info = zipfile.ZipInfo(name, moment)
+            executable = (old.getinfo(name).external_attr >> 16) & 0o100
+            info.external_attr = (0o100755 if executable else 0o100644) << 16
+            info.create_system = 3
+            info.compress_type = zipfile.ZIP_DEFLATED
+            new.writestr(info, old.read(name), compresslevel=_COMPRESSION_LEVEL)
+    write_atomic(output, buffer.getvalue())

@@ -1,0 +1,63 @@
+"""Stage `patch`: the series as commits on top of pristine vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sm121.context import Context, Results
+from sm121.files import sha256_text
+from sm121.lock.resolve import REQUIREMENT_FILES
+from sm121.patches.series import load_series
+from sm121.source.stage import REPOSITORY
+
+
+def series_folder(context: Context) -> Path:
+    return context.layout.patches / "vllm" / context.stack_name
+
+
+class PatchStage:
+    name = "patch"
+
+    def key(self, context: Context) -> str:
+        return f"patch/{context.stack_name}"
+
+    def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        series = load_series(series_folder(context))
+        return {
+            "base commit": str(results["source"]["commit"]),
+            "order of the series": " ".join(patch.name for patch in series),
+            **{f"patch {patch.name}": patch.sha256 for patch in series},
+        }
+
+    def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
+        ref = context.layout.source / REPOSITORY / str(result["ref"])
+        return ref.is_file() and ref.read_text().strip() == result["commit"]
+
+    def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        from sm121.gitrepo import Repository
+        from sm121.patches.apply import apply_series
+
+        repository = Repository(context.layout.source / REPOSITORY)
+        applied = apply_series(
+            repository, str(results["source"]["commit"]), load_series(series_folder(context))
+        )
+        ref = f"refs/sm121/patched/{context.stack_name}"
+        repository.point(ref, applied.commit)
+        for patch in applied.patches:
+            if patch.status == "upstreamed":
+                context.ui.note(f"patch {patch.name}: upstream has it, so it makes no commit")
+            elif patch.offset:
+                context.ui.note(f"patch {patch.name}: applied {patch.offset} lines off")
+        return {
+            "commit": applied.commit,
+            "tree": repository.tree_of(applied.commit),
+            "ref": ref,
+            "patches": [asdict(patch) for patch in applied.patches],
+            "requirement_files": {
+                name: sha256_text(repository.read(applied.commit, name) or "")
+                for name in REQUIREMENT_FILES
+            },
+        }

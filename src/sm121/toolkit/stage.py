@@ -1,0 +1,183 @@
+"""Stages `environment` (the build host's Python) and `toolkit` (CUDA and torch of the target)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sm121.context import Context, Results
+from sm121.errors import UsageFault
+from sm121.fetch import Cache, fetch_locked
+from sm121.files import fresh_directory
+from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
+from sm121.lock.resolve import load_checked
+from sm121.toolkit import cuda
+from sm121.toolkit.machine import find_compilers, host_machine
+from sm121.toolkit.python import (
+    Interpreter,
+    cross_headers,
+    find_interpreter,
+    make_environment,
+)
+from sm121.toolkit.unpack import unpack_all
+
+COMPLETE = "sm121-complete"
+
+
+def host_interpreter(context: Context) -> tuple[Interpreter, Target]:
+    """The Python that the host's environment is made of, and the platform it stands for."""
+    name = f"linux-{host_machine()}"
+    if name not in context.stack.targets:
+        raise UsageFault(
+            f"This stack can't be built on {name}.",
+            cause=f"stack.toml lists {', '.join(context.stack.targets)}",
+        )
+    pin = context.stack.targets[name]
+    interpreter = find_interpreter(pin.pythons)
+    return interpreter, Target.make(name, python=interpreter.version, glibc=pin.glibc)
+
+
+def host_lock_files(
+    context: Context, target: Target, digests: Mapping[str, str]
+) -> list[LockedFile]:
+    """Files of the checked lock of what builds."""
+    lock = load_checked(
+        context.layout.pins, context.stack_name, context.stack, "host", target, digests
+    )
+    return list(locked_files(lock, target))
+
+
+def _lock_digest(context: Context, target: Target) -> str:
+    return context.memory.sha256(lock_path(context.layout.pins, context.stack_name, "host", target))
+
+
+class EnvironmentStage:
+    name = "environment"
+
+    def key(self, context: Context) -> str:
+        return f"environment/{context.stack_name}"
+
+    def folder(self, context: Context) -> Path:
+        return context.layout.build / "env" / context.stack_name
+
+    def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        interpreter, target = host_interpreter(context)
+        host_lock_files(context, target, results["patch"]["requirement_files"])
+        return {
+            f"lock host-{target.tag}": _lock_digest(context, target),
+            "Python": f"{interpreter.full} {interpreter.executable}",
+        }
+
+    def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
+        return (self.folder(context) / COMPLETE).is_file()
+
+    def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        interpreter, target = host_interpreter(context)
+        files = host_lock_files(context, target, results["patch"]["requirement_files"])
+        paths = fetch_locked(
+            files,
+            target=target,
+            cache=Cache(context.layout.cache, context.memory),
+            offline=context.options.offline,
+            ui=context.ui,
+        )
+        make_environment(
+            self.folder(context), interpreter, list(paths.values()), log=context.log(self.name)
+        )
+        versions = {f.distribution: f.version for f in files}
+        return {
+            "python": interpreter.full,
+            "tools": {
+                name: versions[name]
+                for name in (
+                    "cmake",
+                    "ninja",
+                    "setuptools",
+                    "setuptools-scm",
+                    "torch",
+                    "nvidia-cuda-nvcc",
+                )
+            },
+        }
+
+
+class ToolkitStage:
+    name = "toolkit"
+
+    def key(self, context: Context) -> str:
+        return f"toolkit/{context.key}"
+
+    def folder(self, context: Context) -> Path:
+        return context.layout.build / "toolkit" / context.key
+
+    def machine(self, context: Context) -> str:
+        return context.runtime.machine
+
+    def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        interpreter, host = host_interpreter(context)
+        compilers = find_compilers(self.machine(context))
+        inputs = {
+            f"lock host-{host.tag}": _lock_digest(context, host),
+            f"lock host-{context.runtime.tag}": _lock_digest(context, context.runtime),
+            "compiler": f"{compilers.cxx.name} {compilers.version}",
+        }
+        if self.machine(context) != host_machine():
+            inputs["Python headers"] = f"{interpreter.full} {interpreter.include}"
+        return inputs
+
+    def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
+        return (self.folder(context) / COMPLETE).is_file()
+
+    def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        log = context.log(self.name)
+        interpreter, host = host_interpreter(context)
+        machine = self.machine(context)
+        native = machine == host_machine()
+        compilers = find_compilers(machine)
+        digests = results["patch"]["requirement_files"]
+        host_files = host_lock_files(context, host, digests)
+        target_files = (
+            host_files
+            if native
+            else [
+                file
+                for file in host_lock_files(context, context.runtime, digests)
+                if file.distribution == "torch" or file.distribution.startswith("nvidia-")
+            ]
+        )
+        cache = Cache(context.layout.cache, context.memory)
+        fetched = [
+            fetch_locked(
+                files, target=target, cache=cache, offline=context.options.offline, ui=context.ui
+            )
+            for files, target in ((host_files, host), (target_files, context.runtime))
+        ]
+        with fresh_directory(self.folder(context)) as fresh:
+            stub = cuda.assemble(
+                fresh / "cuda",
+                host_wheels=list(fetched[0].values()),
+                target_wheels=list(fetched[1].values()),
+                machine=machine,
+                compilers=compilers,
+                log=log,
+            )
+            if not native:
+                unpack_all(
+                    [path for path in fetched[1].values() if path.name.startswith("torch-")],
+                    fresh / "site",
+                    _torch_member,
+                )
+                cross_headers(interpreter, fresh / "python", compilers, log=log)
+            (fresh / COMPLETE).write_text("")
+        return {
+            "native": native,
+            "compiler": f"{compilers.cxx.name} {compilers.version}",
+            "stub_names": len(stub),
+        }
+
+
+def _torch_member(name: str) -> str | None:
+    """Of torch's wheel, what compiling and linking need."""
+    wanted = ("torch/include/", "torch/lib/", "torch/share/", "torch/version.py")
+    return name if name.startswith(wanted) else None

@@ -1,0 +1,107 @@
+"""manifest.json: what the wheelhouse is, made of what, by which tools.
+
+Published as wheelhouse/manifest.schema.json beside this module; the schema is generated
+from these models and tested to be equal.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+SCHEMA_FILE = Path(__file__).with_name("manifest.schema.json")
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Base(Entry):
+    """The upstream release and who provided it."""
+
+    version: str
+    commit: str
+    provider: Literal["git", "sdist"]
+    provider_reason: str
+    sdist_sha256: Sha256
+
+
+class PatchEntry(Entry):
+    name: str
+    subject: str
+    status: Literal["applied", "upstreamed"]
+    upstream_status: str
+    commit: str
+    patch_id: str
+    sha256: Sha256
+
+
+class ComponentEntry(Entry):
+    """built: what is in. left_out: name and reason; nothing is left out in silence."""
+
+    built: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+class LibraryEntry(Entry):
+    machine: str
+    needed: tuple[str, ...]
+
+
+class WheelEntry(Entry):
+    filename: str
+    distribution: str
+    version: str
+    size: int
+    sha256: Sha256
+    origin: Literal["built", "index", "repaired"]
+    libraries: dict[str, LibraryEntry] = {}
+
+
+class Check(Entry):
+    """A check and its verdict; `not run` has the reason in detail."""
+
+    name: str
+    verdict: Literal["passed", "failed", "not run"]
+    detail: str
+
+
+class Manifest(Entry):
+    """The whole of manifest.json."""
+
+    schema_version: Literal[1]
+    stack: str
+    target: str
+    python: str
+    glibc: str
+    profile: str
+    partial: bool
+    arch: str
+    base: Base
+    patches: tuple[PatchEntry, ...]
+    patched_commit: str
+    lock_sha256: dict[str, Sha256]
+    components: ComponentEntry
+    tools: dict[str, str]
+    wheels: tuple[WheelEntry, ...]
+    checks: tuple[Check, ...]
+
+
+def render(manifest: Manifest) -> str:
+    """JSON text, keys in the order of the model, one trailing newline."""
+    return manifest.model_dump_json(indent=2) + "\n"
+
+
+def schema_text() -> str:
+    """The JSON schema (2020-12) of a manifest."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Manifest.model_json_schema(),
+    }
+    return json.dumps(schema, indent=2) + "\n"
