@@ -15,18 +15,23 @@ from sm121.state import Record, State, fingerprint, why_changed
 from sm121.ui import human_seconds
 
 
-def all_stages() -> list[Stage]:
-    """The stages of a build, in the order in which data flows."""
+def all_stages(context: Context) -> list[Stage]:
+    """The stages of a build, in the order in which data flows; only those with work to do."""
     from sm121.compile.stage import CompileStage
     from sm121.patches.stage import PatchStage
-    from sm121.source.stage import SourceStage
+    from sm121.source.stage import SourceStage, ThirdPartyStage
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
 
     return [
-        SourceStage(), PatchStage(), EnvironmentStage(), ToolkitStage(), CompileStage(),
+        SourceStage(),
+        PatchStage(),
+        *([ThirdPartyStage()] if context.profile.sources else []),
+        EnvironmentStage(),
+        ToolkitStage(),
+        CompileStage(),
         WheelhouseStage(),
-    ]  # fmt: skip
+    ]
 
 
 @cache

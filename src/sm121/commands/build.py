@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
-    stages = all_stages()
+    stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]
         stages = stages[: names.index(verb) + 1]

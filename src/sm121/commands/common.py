@@ -12,6 +12,8 @@ from sm121.layout import Layout
 from sm121.pins.load import default_stack, load_stack
 from sm121.ui import Ui
 
+# What is deployed. Where a stack can't build it, the user is told so: nothing is downgraded.
+DEFAULT_PROFILE = "full"
 TARGETS = ("linux-aarch64", "linux-x86_64")
 
 
@@ -22,7 +24,7 @@ def add_stack_option(parser: argparse.ArgumentParser) -> None:
 def add_build_options(parser: argparse.ArgumentParser) -> None:
     add_stack_option(parser)
     parser.add_argument(
-        "--profile", default="smoke", metavar="NAME",
+        "--profile", default=DEFAULT_PROFILE, metavar="NAME",
         help="what to build; see [profiles] in stack.toml (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -61,7 +63,7 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
     name = arguments.stack or default_stack(layout.pins)
     stack = load_stack(layout.pins, name)
     options = Options(
-        profile=getattr(arguments, "profile", "smoke"),
+        profile=getattr(arguments, "profile", None) or next(iter(stack.profiles)),
         target=getattr(arguments, "target", "linux-aarch64"),
         arch=getattr(arguments, "arch", None),
         jobs=getattr(arguments, "jobs", None),
