@@ -21,8 +21,19 @@ def add_stack_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stack", metavar="NAME", help="folder of pins/ (default: pins/default)")
 
 
-def add_build_options(parser: argparse.ArgumentParser) -> None:
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """What stages need that come before any profile or target counts."""
     add_stack_option(parser)
+    parser.add_argument(
+        "--offline", action="store_true", help="fetch nothing; stop if something is missing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would run and why, and do nothing"
+    )
+
+
+def add_build_options(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser)
     parser.add_argument(
         "--profile", default=DEFAULT_PROFILE, metavar="NAME",
         help="what to build; see [profiles] in stack.toml (default: %(default)s)",
@@ -41,13 +52,7 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         help="compilers at once (default: by cores and free memory)",
     )
     parser.add_argument(
-        "--offline", action="store_true", help="fetch nothing; stop if something is missing"
-    )
-    parser.add_argument(
         "--wheelhouse", type=Path, metavar="DIR", help="result folder (default: wheelhouse/)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what would run and why, and do nothing"
     )
 
 
