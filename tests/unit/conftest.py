@@ -12,7 +12,8 @@ from typing import NoReturn
 import httpx
 import pytest
 
-from sm121 import proc
+# gitrepo: importing GitPython runs git once, so it must have happened before.
+from sm121 import gitrepo, proc  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -34,8 +34,8 @@ def test_other_inputs_have_another_fingerprint(one: dict[str, str], two: dict[st
         ({"patch a": "1"}, {}, "patch a is gone"),
         ({"b": "1", "c": "1"}, {"b": "2", "a": "1"}, "b changed, a is new, c is gone"),
         (
-            {n: "1" for n in "abcde"},
-            {n: "2" for n in "abcde"},
+            dict.fromkeys("abcde", "1"),
+            dict.fromkeys("abcde", "2"),
             "a changed, b changed, c changed and 2 more",
         ),
     ],
