@@ -53,7 +53,7 @@ class State:
                     path=path,
                     records={key: Record(**value) for key, value in data["stages"].items()},
                 )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return cls(path=path)
 

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 
 def _kebab(name: str) -> str:
@@ -94,7 +100,7 @@ class VllmPin(Model):
     git: str
     tag: GitRef
     commit: Commit
-    date: datetime
+    date: AwareDatetime
     sdist_sha256: Sha256
 
 
@@ -176,7 +182,7 @@ class Stack(Model):
     """One stack.toml."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
-    lock_date: datetime
+    lock_date: AwareDatetime
     vllm: VllmPin
     cuda: CudaPin
     targets: dict[TargetName, TargetPin]
