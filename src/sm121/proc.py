@@ -6,6 +6,7 @@ goes to the same log while it runs, and a failure carries the last lines and the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -100,8 +101,9 @@ def run(
         assert child.stdout is not None
         try:
             if stdin is not None and child.stdin is not None:
-                child.stdin.write(stdin)
-                child.stdin.close()
+                # A program that ends before it has read all tells why by its own output.
+                with contextlib.suppress(BrokenPipeError), child.stdin:
+                    child.stdin.write(stdin)
             for raw in child.stdout:
                 line = raw.rstrip("\n")
                 tail.append(line)
@@ -117,6 +119,8 @@ def run(
             kill_marked(_mark())
             child.wait()
             raise
+        finally:
+            child.stdout.close()
         if log_file is not None:
             log_file.write(f"# exit {returncode}\n")
     finally:
