@@ -222,14 +222,16 @@ class Repository:
         if not folder.is_dir() or not index.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             self._git.read_tree("--empty", env=env)
+        index.with_name(f"{index.name}.lock").unlink(missing_ok=True)  # of a killed git
         self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
         before = {
             *self._names(self._git.diff_files("--name-only", "-z", env=env)),
             *self._names(self._git.diff_index("--cached", "--name-only", "-z", commit, env=env)),
         }
-        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
         self._git.read_tree("--reset", "-u", commit, env=env)
         self._git.checkout_index("--all", "--force", "-q", env=env)
+        # Only now: what was left over before may be a file of this commit.
+        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
         for name in leftovers:
             remove_tree(folder / name.rstrip("/"))  # a nested repository is listed as "name/"
         self._remove_empty(folder, leftovers)
