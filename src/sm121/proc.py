@@ -69,7 +69,7 @@ def run(
     (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
     ninja's compilers must not outlive us.
     """
-    marked = {**(env if env is not None else os.environ), MARKER: _mark()}
+    marked = {**(env if env is not None else os.environ), **mark()}
     log_file: IO[str] | None = None
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -140,6 +140,11 @@ def run(
 
 def _mark() -> str:
     return f"{_scope}:{os.getpid()}"
+
+
+def mark() -> dict[str, str]:
+    """The environment variable by which kill_marked finds what this process started."""
+    return {MARKER: _mark()}
 
 
 def set_scope(build: Path) -> None:
