@@ -138,7 +138,7 @@ def test_repository_of_a_surrounding_git_command_is_left_alone(
     repository.close()
     assert content(tmp_path / "out") == content(tmp_path / "tree")
     for name in ("DIR", "INDEX_FILE", "WORK_TREE"):
-        monkeypatch.delenv(f"GIT_{name}")
+        monkeypatch.delenv(f"GIT_{name}", raising=False)
     assert sorted(p.name for p in (other.path / ".git").rglob("*")) == before
     assert other.git("rev-parse", "HEAD") == head
 
