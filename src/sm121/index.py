@@ -6,6 +6,7 @@ here is trusted: every file is checked against the pinned sha256 after download.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,14 @@ def compile_lock(
     ]  # fmt: skip
     if not allow_sdist:
         argv += ["--only-binary", ":all:"]
-    finished = proc.run(argv, stdin="\n".join(requirements) + "\n", check=False, log=None)
+    finished = proc.run(
+        argv,
+        # Nothing is built, so any Python that runs uv will do: uv must not fetch one.
+        env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"},
+        stdin="\n".join(requirements) + "\n",
+        check=False,
+        log=None,
+    )
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"$ {proc.pasteable(argv)}\n{finished.output}\n")
