@@ -21,7 +21,6 @@ from sm121.index import IndexFile, locate
 from sm121.lock.pylock import LockedFile, Target
 from sm121.ui import Ui, human_bytes
 
-_CHUNK = 1 << 20
 _CONNECTIONS = 4
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 4
@@ -170,7 +169,7 @@ def _stream(file: IndexFile, part: Path, advance: Callable[[str, int], None]) ->
                 mode = "ab" if response.status_code == 206 else "wb"
                 have = have if mode == "ab" else 0
                 with part.open(mode) as out:
-                    for chunk in response.iter_raw(_CHUNK):
+                    for chunk in response.iter_raw():
                         out.write(chunk)
                         have += len(chunk)
                         advance(file.sha256, have)

@@ -163,6 +163,14 @@ def test_directory_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
 
 
+def break_while_filling(final: Path, failure: type[BaseException]) -> None:
+    """The old result is in its place while a new one is made, and the making fails."""
+    with fresh_directory(final) as fresh:
+        (fresh / "f").write_text("new")
+        assert (final / "f").read_text() == "old"
+        raise failure
+
+
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
 def test_directory_whose_making_fails_leaves_the_old_one(
     tmp_path: Path, failure: type[BaseException]
@@ -170,9 +178,8 @@ def test_directory_whose_making_fails_leaves_the_old_one(
     final = tmp_path / "result"
     final.mkdir()
     (final / "f").write_text("old")
-    with pytest.raises(failure), fresh_directory(final) as fresh:
-        (fresh / "f").write_text("new")
-        raise failure
+    with pytest.raises(failure):
+        break_while_filling(final, failure)
     assert (final / "f").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
 
@@ -206,10 +213,8 @@ def test_run_killed_between_the_two_renames_is_recovered(
         (fresh / "f").write_text("new")
     monkeypatch.undo()
     assert not final.exists()
-    with pytest.raises(ValueError), fresh_directory(final):
-        # The old result is back before anything new is made.
-        assert (final / "f").read_text() == "old"
-        raise ValueError
+    with pytest.raises(ValueError):
+        break_while_filling(final, ValueError)
     assert (final / "f").read_text() == "old"
     with fresh_directory(final) as fresh:
         (fresh / "f").write_text("new")
