@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from git.exc import GitCommandError
 
 from sm121.__main__ import main
+from sm121.gitrepo import Repository
 from support.stacks import write_stack
 from support.upstream import Upstream, make_checkout, make_upstream
 
@@ -188,7 +190,24 @@ def test_lost_objects_are_no_traceback(checkout: Checkout) -> None:
     shutil.rmtree(checkout.root / "build/source/vllm.git/objects")
     (checkout.root / "build/source/vllm.git/objects").mkdir()
     checkout.patch("repair-other", {"vllm/other.py": "x = 2\n"})
-    assert main(["patch"]) in (0, 1, 3, 4)
+    said = checkout.run("patch", code=4)
+    assert "error: git failed." in said
+    assert "clean -- source" in said.split("next:")[1]
+    checkout.run("clean", "source")
+    checkout.run("patch")
+
+
+@pytest.mark.parametrize("text", ["No space left on device", "Disk quota exceeded"])
+def test_full_disk_of_git_is_a_full_disk(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise GitCommandError(["git", "add"], 128, stderr=f"error: unable to write file: {text}")
+
+    monkeypatch.setattr(Repository, "point", full)
+    said = checkout.run("source", code=3)
+    assert "error: No space left for git." in said
+    assert text in said.split("why:")[1]
 
 
 def test_clean_lists_sizes_and_removes_only_what_is_named(checkout: Checkout) -> None:
