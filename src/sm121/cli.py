@@ -23,7 +23,7 @@ class Verb:
 
 VERBS = {
     "build": Verb("build", "everything from pins to a wheelhouse; skips what is up to date"),
-    "source": Verb("build", "only make pristine upstream ready"),
+    "source": Verb("build", "only make pristine upstream ready", "configure_source"),
     "patch": Verb("build", "only apply the series; --check lints it", "configure_patch"),
     "compile": Verb("build", "only up to the built wheel"),
     "wheelhouse": Verb("build", "up to the wheelhouse (the same as build)"),

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Resolve every lock, and write or compare it. Raises LockStale (--check) with the diff."""
     context = context_of(arguments, ui)
     with exclusive(context.layout.build, "lock"):
-        results, _ = run_stages(context, all_stages()[:2])
+        results, _ = run_stages(context, all_stages(context)[:2])
         repository = Repository(context.layout.source / REPOSITORY)
         commit = str(results["patch"]["commit"])
         files = {name: repository.read(commit, name) or "" for name in REQUIREMENT_FILES}

@@ -151,8 +151,10 @@ class WheelProvider(Model):
 class SourcePin(Model):
     """A third-party source of vLLM's CMake.
 
-    digest: content digest (sm121.files.tree_digest) per folder that the build uses; when
-    given, every provider must match it. upstream_*: where upstream's own files ask for it.
+    env: the variable by which vLLM's CMake takes it from a folder; subdirectory: which folder
+    of the source that is. cmake: CMake variables to set to folders of the source. digest:
+    content digest (sm121.files.tree_digest) per folder that the build uses; when given, every
+    provider must match it. upstream_*: where upstream's own files ask for it.
     """
 
     git: str
@@ -162,6 +164,7 @@ class SourcePin(Model):
     upstream_repository: str
     subdirectory: RelativePath = "."
     submodules: dict[RelativePath, Commit] = {}
+    cmake: dict[str, RelativePath] = {}
     digest: dict[RelativePath, Annotated[str, Field(pattern=r"^h1:[0-9a-f]{64}$")]] = {}
     wheels: tuple[WheelProvider, ...] = ()
 
