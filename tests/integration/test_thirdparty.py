@@ -108,13 +108,20 @@ def index(place: Place, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_git_gives_the_tree_with_its_submodules(place: Place) -> None:
-    pin = place.pin(submodules={"third-party/fmt": place.inner_commit})
+    digest = {"include": place.digest, "third-party/fmt": tree_digest_of_export(place.inner)}
+    pin = place.pin(submodules={"third-party/fmt": place.inner_commit}, digest=digest)
     source = place.obtain(pin)
-    assert (source.provider, source.digest) == ("git", {"include": place.digest})
+    assert (source.provider, source.digest) == ("git", digest)
     assert (source.path / "third-party/fmt/fmt.h").read_text() == "fmt\n"
     for name, content in HEADERS.items():
         assert (source.path / name).read_bytes() == content
     assert not (source.path / ".git").exists()
+
+
+def test_only_what_the_digest_covers_is_there_to_be_used(place: Place) -> None:
+    """Else two providers could differ in what nobody checked."""
+    source = place.obtain(place.pin())
+    assert {p.name for p in source.path.iterdir()} == {"include", ".sm121-provider"}
 
 
 def test_commit_of_a_remote_may_be_pinned_instead_of_a_tag(place: Place) -> None:
@@ -166,7 +173,7 @@ def test_whole_tree_may_be_pinned(place: Place) -> None:
 
 def tree_digest_of_export(work: Work) -> str:
     """Of the working tree without .git."""
-    copy = work.path.with_name("copy")
+    copy = work.path.with_name(f"copy-of-{work.path.name}")
     work.git("worktree", "add", "-q", "--detach", copy)
     (copy / ".git").unlink()
     return tree_digest(copy)
