@@ -238,22 +238,26 @@ class Repository:
             return ApplyResult(ok=True, messages=messages), str(self._git.write_tree(env=index))
 
     def mailinfo(self, patch: Path) -> tuple[Author, str, str]:
-        """Author, subject and body of a `git format-patch` file, as git itself reads them."""
+        """Author, subject and body of a `git format-patch` file, as git itself reads them.
+
+        All are empty if git finds no message in it.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             body = Path(scratch) / "body"
             with patch.open("rb") as stream:
-                header = str(
-                    self._git.mailinfo(
-                        "-b", "--encoding=UTF-8", body, Path(scratch) / "diff", istream=stream
-                    )
-                )
-            fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
+                status, header, _ = self._git.mailinfo(
+                    "-b", "--encoding=UTF-8", body, Path(scratch) / "diff", istream=stream,
+                    with_extended_output=True, with_exceptions=False,
+                )  # fmt: skip
+            text = str(header).encode(errors="surrogateescape").decode(errors="replace")
+            fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
             author = Author(
                 name=fields.get("Author", ""),
                 email=fields.get("Email", ""),
                 date=fields.get("Date", ""),
             )
-            return author, fields.get("Subject", ""), body.read_text(encoding="utf-8").strip()
+            message = body.read_bytes().decode(errors="replace").strip() if status == 0 else ""
+            return author, fields.get("Subject", ""), message
 
     def patch_id(self, patch: Path) -> str:
         """git's stable patch id: the same for the same change, whatever the line numbers."""
