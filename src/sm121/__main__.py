@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 
 from sm121 import cli
-from sm121.errors import Interrupted, Sm121Error, from_git, from_oserror
+from sm121.errors import Interrupted, Sm121Error, from_oserror
 from sm121.ui import Ui
 
 
@@ -39,11 +39,6 @@ def main(argv: list[str] | None = None) -> int:
         failure = from_oserror(error)
         ui.error(failure)
         return failure.exit_code
-    except Exception as error:
-        if (git_failure := from_git(error)) is None:
-            raise
-        ui.error(git_failure)
-        return git_failure.exit_code
 
 
 if __name__ == "__main__":

@@ -143,29 +143,3 @@ def from_oserror(error: OSError) -> Sm121Error:
         cause=f"while accessing {where}",
         remedy="Check permissions and free space there, then run the same command again.",
     )
-
-
-def from_git(error: Exception) -> Sm121Error | None:
-    """Translate GitPython's GitCommandError, None for any other exception.
-
-    By name: importing GitPython costs every start of the program a tenth of a second.
-    """
-    if (type(error).__module__, type(error).__name__) != ("git.exc", "GitCommandError"):
-        return None
-    stderr = str(getattr(error, "stderr", ""))
-    lines = [
-        line.strip(" '") for line in stderr.replace("stderr:", "").splitlines() if line.strip()
-    ]
-    if "No space left" in stderr or "quota exceeded" in stderr:
-        return DiskFull(
-            "No space left for git.",
-            cause=lines[0] if lines else "",
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again: finished stages are kept.",
-        )
-    return ToolFailed(
-        "git failed.",
-        returncode=int(getattr(error, "status", None) or 1),
-        tail=lines,
-        remedy="Remove build/source (`nox -s clean -- source`) and run the same command again.",
-    )
