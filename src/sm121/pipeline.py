@@ -15,17 +15,18 @@ from sm121.state import Record, State, fingerprint, why_changed
 from sm121.ui import human_seconds
 
 
-def all_stages() -> list[Stage]:
-    """The stages of a build, in the order in which data flows."""
+def all_stages(*, with_deps: bool = False) -> list[Stage]:
+    """The stages of a build, in the order in which data flows. with_deps: the lock's wheels too."""
     from sm121.compile.stage import CompileStage
     from sm121.patches.stage import PatchStage
+    from sm121.repair.stage import RepairStage
     from sm121.source.stage import SourceStage
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
 
     return [
         SourceStage(), PatchStage(), EnvironmentStage(), ToolkitStage(), CompileStage(),
-        WheelhouseStage(),
+        *([RepairStage()] if with_deps else []), WheelhouseStage(),
     ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
-    stages = all_stages()
+    stages = all_stages(with_deps=context.options.with_deps)
     if verb in STAGES:
         names = [stage.name for stage in stages]
         stages = stages[: names.index(verb) + 1]
@@ -99,8 +99,16 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
                 wheel.sha256,
             )
             for wheel in manifest.wheels
+            if wheel.origin != "index"
         ],
     )
+    fetched = [wheel for wheel in manifest.wheels if wheel.origin == "index"]
+    if fetched:
+        total = sum(wheel.size for wheel in manifest.wheels)
+        ui.say(
+            f"  and {len(fetched)} wheels as the index has them; {human_bytes(total)} in all, "
+            "listed in manifest.json"
+        )
     ui.say(f"  built:    {', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     for check in manifest.checks:

@@ -67,14 +67,20 @@ class Finding:
         ]
 
 
-def evaluate(rules: Rules, members: Sequence[Member], *, machine: str = "") -> list[Finding]:
-    """All findings, in the order of the rules. machine '': rules for one machine don't apply."""
+def evaluate(
+    rules: Rules, members: Sequence[Member], *, machine: str = "", serving: bool = True
+) -> list[Finding]:
+    """All findings, in the order of the rules.
+
+    machine '': rules for one machine don't apply. serving: False for a build host's tools.
+    """
     return [
         Finding(
             rule=name, distribution=distribution, found=found, wanted=wanted,
             symptom=rule.symptom, reason=rule.reason, source=rule.source,
         )
         for name, rule in rules.rules.items()
+        if serving or not rule.serving_only
         for distribution, found, wanted in _broken(rule, members, machine)
     ]  # fmt: skip
 

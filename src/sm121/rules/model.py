@@ -30,11 +30,15 @@ Pattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*-]*$")]
 
 
 class RuleBase(Model):
-    """reason: why the rule. symptom: what who breaks it sees. source: where that is from."""
+    """reason: why the rule. symptom: what who breaks it sees. source: where that is from.
+
+    serving_only: does not matter on a build host, which only compiles and links.
+    """
 
     reason: str
     symptom: str
     source: str
+    serving_only: bool = False
 
 
 class EqualRule(RuleBase):
