@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     _verify(manifest, names, folder, HashMemory(layout.build / "hashes.json"))
     ui.stage("repair", "run", f"{len(names)} of {len(wheels)}: {', '.join(names)}")
     restore(environment, comparison, wheels, folder, log=layout.log / "repair-env.log")
-    _prove(environment, wheels, compare(environment, wheels, rules, machine=machine))
+    touched = {name: wheels[name] for name in names}
+    _prove(environment, compare(environment, touched, rules, machine=machine))
     ui.stage("repair", "done", "every file is as in the wheelhouse")
     if complaints := pip_check(environment):
         for line in complaints:
@@ -123,7 +124,7 @@ def _verify(manifest: Manifest, names: list[str], folder: Path, memory: HashMemo
         )
 
 
-def _prove(environment: Environment, wheels: Mapping[str, Wheel], after: Comparison) -> None:
+def _prove(environment: Environment, after: Comparison) -> None:
     if after.deviations:
         raise CheckFailed(
             f"{environment.root} still deviates after the repair.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sm121.repair.installed import Environment, Installed, differing, read_installed, unclaimed
-from sm121.repair.wheel import Wheel
+from sm121.repair.wheel import Wheel, member_entries
 from sm121.rules.build import build_from_version, version_file
 from sm121.rules.engine import Finding, Member, evaluate
 from sm121.rules.model import Rules
@@ -93,6 +93,10 @@ def _deviation(
 ) -> Deviation | None:
     placed = wheel.installed()
     files = {path: differ[path] for path in placed if path in differ}
+    # RECORD is only the quick way: before anything is called wrong, the wheel itself is asked.
+    if doubted := [path for path, how in files.items() if how != "missing"]:
+        right = set(doubted) - set(differing(environment, member_entries(wheel, doubted)))
+        files = {path: how for path, how in files.items() if path not in right}
     present = [p for p in placed if p not in files or files[p] != "missing"]
     if not there:
         kind, found = "not installed", "nothing"

@@ -41,9 +41,11 @@ class Entry:
 class Wheel:
     """What a wheel says about itself.
 
-    metadata, tags: text of METADATA and WHEEL. record: by member name, without RECORD itself.
+    metadata, tags: text of METADATA and WHEEL. record: by member name, without RECORD itself;
+    it may be wrong (PyNvVideoCodec 2.0.4 was changed after it was written).
     """
 
+    path: Path
     filename: str
     distribution: str
     version: str
@@ -68,6 +70,21 @@ class Wheel:
             path, rewritten = installed_path(name, self.distribution)
             placed[path] = Entry(digest="", size=None) if rewritten else entry
         return placed
+
+
+def member_entries(wheel: Wheel, paths: Iterable[str]) -> dict[str, Entry]:
+    """What the wheel really holds for these installed paths, whatever its RECORD says."""
+    wanted = set(paths)
+    found = {}
+    with zipfile.ZipFile(wheel.path) as archive:
+        for name in wheel.record:
+            path, rewritten = installed_path(name, wheel.distribution)
+            if path in wanted and not rewritten:
+                with archive.open(name) as member:
+                    digest = hashlib.file_digest(member, "sha256").digest()  # type: ignore[arg-type]
+                size = archive.getinfo(name).file_size
+                found[path] = Entry(digest=encode_digest(digest), size=size)
+    return found
 
 
 def installed_path(member: str, distribution: str) -> tuple[str, bool]:
@@ -122,7 +139,7 @@ def read_wheel(path: Path) -> Wheel:
         raise WheelFault(f"{path.name} is not a whole wheel.", cause=str(error)) from error
     record.pop(f"{dist_info}/RECORD", None)
     return Wheel(
-        filename=path.name, distribution=canonicalize_name(name), version=str(version),
+        path=path, filename=path.name, distribution=canonicalize_name(name), version=str(version),
         dist_info=dist_info, metadata=metadata, tags=tags, record=record,
     )  # fmt: skip
 
