@@ -136,7 +136,11 @@ def read_wheel(path: Path) -> Wheel:
             metadata = archive.read(f"{dist_info}/METADATA").decode()
             tags = archive.read(f"{dist_info}/WHEEL").decode()
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise WheelFault(f"{path.name} is not a whole wheel.", cause=str(error)) from error
+        raise WheelFault(
+            f"{path.name} is not a whole wheel.",
+            cause=str(error),
+            remedy="`nox -s build` notices an altered wheel and fetches only that one again.",
+        ) from error
     record.pop(f"{dist_info}/RECORD", None)
     return Wheel(
         path=path, filename=path.name, distribution=canonicalize_name(name), version=str(version),
