@@ -188,7 +188,7 @@ class Stack(Model):
     family: dict[Distribution, FamilyPin]
     overrides: dict[Distribution, str]
     yields: dict[Distribution, YieldPin] = {}
-    installer: dict[Distribution, VersionText]
+    installer: dict[Distribution, VersionText] = {}
     host: HostPin
     sources: dict[str, SourcePin]
     components: dict[str, str]
