@@ -23,7 +23,7 @@ class Verb:
 
 VERBS = {
     "build": Verb("build", "everything from pins to a wheelhouse; skips what is up to date"),
-    "source": Verb("build", "only make pristine upstream ready"),
+    "source": Verb("build", "only make pristine upstream ready", "configure_source"),
     "patch": Verb("build", "only apply the series; --check lints it", "configure_patch"),
     "compile": Verb("build", "only up to the built wheel"),
     "wheelhouse": Verb("build", "up to the wheelhouse (the same as build)"),
@@ -40,7 +40,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         hint = ""
         known = [s for action in self._actions for s in action.option_strings]
-        for word in message.replace(",", " ").split():
+        # Only of an unknown option: "argument --jobs: invalid value" knows its option.
+        unknown = message.partition("unrecognized arguments:")[2]
+        for word in unknown.split():
             name = word.split("=")[0]
             if name.startswith("-") and (near := difflib.get_close_matches(name, known, n=1)):
                 hint = f"Did you mean {near[0]}? "

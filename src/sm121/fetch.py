@@ -26,7 +26,6 @@ from sm121.ui import Ui, human_bytes
 if TYPE_CHECKING:
     import httpx
 
-_CHUNK = 1 << 20
 _CONNECTIONS = 8
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 4
@@ -230,7 +229,7 @@ def _stream(
                     with part.open("rb") as begun:
                         digest = hashlib.file_digest(begun, "sha256")
                 with part.open(mode) as out:
-                    for chunk in response.iter_raw(_CHUNK):
+                    for chunk in response.iter_raw():
                         out.write(chunk)
                         digest.update(chunk)
                         have += len(chunk)

@@ -43,8 +43,9 @@ class HashMemory:
         self._store = store
         self._known: dict[str, list[object]] = {}
         self._changed = False
-        with contextlib.suppress(OSError, ValueError):
-            self._known = json.loads(store.read_text())
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            known = json.loads(store.read_text()).items()
+            self._known = {k: v for k, v in known if isinstance(v, list) and len(v) == 4}
 
     def sha256(self, path: Path) -> str:
         stat = path.stat()

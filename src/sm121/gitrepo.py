@@ -8,6 +8,7 @@ configuration: identity, dates and attributes are fixed, hooks and system config
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urljoin
 
+# GitPython runs git when it is imported, and raises ImportError if there is none.
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
 import git
 from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
 
+from sm121 import proc
 from sm121.errors import EnvironmentFault, NetworkFault
 from sm121.files import remove_tree
 
@@ -32,6 +37,13 @@ _ISOLATION = {
     "GIT_ASKPASS": "true",
     "LC_ALL": "C.UTF-8",
 }
+# `git rev-parse --local-env-vars`: what git sets for a hook, and would believe of us.
+_LOCAL_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT",
+    "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_GRAFT_FILE",
+    "GIT_INDEX_FILE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE", "GIT_PREFIX",
+    "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
+)  # fmt: skip
 _SETTINGS = {
     # A tree from an sdist must be stored byte for byte, on any machine.
     "core.autocrlf": "false",
@@ -63,25 +75,28 @@ class Repository:
     """A bare repository owned by the pipeline."""
 
     def __init__(self, path: Path) -> None:
+        if shutil.which("git") is None:
+            raise EnvironmentFault("git was not found.", remedy="Install git 2.34 or newer.")
+        for name in _LOCAL_VARIABLES:
+            os.environ.pop(name, None)
         self.path = path
+        # The run that holds build/ is the only one here: a lock is a killed git's.
+        for lock in [*path.glob("*.lock"), *path.glob("refs/**/*.lock")]:
+            lock.unlink()
         try:
             self._repo = git.Repo(path)
         except (InvalidGitRepositoryError, NoSuchPathError):
             self._repo = git.Repo.init(path, bare=True, initial_branch="sm121")
-            # Highest precedence: a .gitattributes inside a tree must not change its bytes.
-            attributes = path / "info" / "attributes"
-            attributes.parent.mkdir(exist_ok=True)
-            attributes.write_text("* -text -filter -ident -working-tree-encoding -eol\n")
-        except git.exc.GitCommandNotFound as error:
-            raise EnvironmentFault(
-                "git was not found.", cause=str(error), remedy="Install git 2.34 or newer."
-            ) from error
+        # Highest precedence: a .gitattributes inside a tree must not change its bytes.
+        attributes = path / "info" / "attributes"
+        attributes.parent.mkdir(exist_ok=True)
+        attributes.write_text("* -text -filter -ident -working-tree-encoding -eol\n")
         with self._repo.config_writer() as config:
             for key, value in _SETTINGS.items():
                 section, option = key.split(".")
                 config.set_value(section, option, value)
         self._git = self._repo.git
-        self._git.update_environment(**_ISOLATION)
+        self._git.update_environment(**_ISOLATION, **proc.mark())
 
     def close(self) -> None:
         self._repo.close()
@@ -222,14 +237,16 @@ class Repository:
         if not folder.is_dir() or not index.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             self._git.read_tree("--empty", env=env)
+        index.with_name(f"{index.name}.lock").unlink(missing_ok=True)  # of a killed git
         self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
         before = {
             *self._names(self._git.diff_files("--name-only", "-z", env=env)),
             *self._names(self._git.diff_index("--cached", "--name-only", "-z", commit, env=env)),
         }
-        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
         self._git.read_tree("--reset", "-u", commit, env=env)
         self._git.checkout_index("--all", "--force", "-q", env=env)
+        # Only now: what was left over before may be a file of this commit.
+        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
         for name in leftovers:
             remove_tree(folder / name.rstrip("/"))  # a nested repository is listed as "name/"
         self._remove_empty(folder, leftovers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import netrc
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +94,14 @@ def compile_lock(
     ]  # fmt: skip
     if not allow_sdist:
         argv += ["--only-binary", ":all:"]
-    finished = proc.run(argv, stdin="\n".join(requirements) + "\n", check=False, log=None)
+    finished = proc.run(
+        argv,
+        # Nothing is built, so any Python that runs uv will do: uv must not fetch one.
+        env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"},
+        stdin="\n".join(requirements) + "\n",
+        check=False,
+        log=None,
+    )
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"$ {proc.pasteable(argv)}\n{finished.output}\n")
@@ -110,7 +118,7 @@ def compile_lock(
         ):
             raise NetworkFault(
                 "The package index could not be reached.",
-                cause=_last_lines(finished.output, 3),
+                cause=_where_and_why(finished.output),
                 remedy="Check the network, or the index that uv is configured with "
                 "(UV_DEFAULT_INDEX, uv.toml), and run the same command again.",
             )
@@ -123,8 +131,11 @@ def compile_lock(
     return list(_index_files(tomllib.loads(finished.output)))
 
 
-def _last_lines(text: str, count: int) -> str:
-    return " / ".join(line.strip() for line in text.strip().splitlines()[-count:])
+def _where_and_why(output: str) -> str:
+    """Of uv's chain of causes, the one that names the address, and the last."""
+    lines = [line.strip().removeprefix("error: ").removeprefix("cause: ")
+             for line in output.splitlines() if line.strip()]  # fmt: skip
+    return ": ".join(dict.fromkeys([*(x for x in lines if "://" in x)][:1] + lines[-1:]))
 
 
 def _index_files(data: dict[str, object]) -> Iterable[IndexFile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,25 @@ from sm121.state import Record, State, fingerprint, why_changed
 from sm121.ui import human_seconds
 
 
-def all_stages(*, with_deps: bool = False) -> list[Stage]:
-    """The stages of a build, in the order in which data flows. with_deps: the lock's wheels too."""
+def all_stages(context: Context) -> list[Stage]:
+    """The stages of a build, in the order in which data flows; only those with work to do."""
     from sm121.compile.stage import CompileStage
     from sm121.patches.stage import PatchStage
     from sm121.repair.stage import RepairStage
-    from sm121.source.stage import SourceStage
+    from sm121.source.stage import SourceStage, ThirdPartyStage
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
 
     return [
-        SourceStage(), PatchStage(), EnvironmentStage(), ToolkitStage(), CompileStage(),
-        *([RepairStage()] if with_deps else []), WheelhouseStage(),
-    ]  # fmt: skip
+        SourceStage(),
+        PatchStage(),
+        *([ThirdPartyStage()] if context.profile.sources else []),
+        EnvironmentStage(),
+        ToolkitStage(),
+        CompileStage(),
+        *([RepairStage()] if context.options.with_deps else []),
+        WheelhouseStage(),
+    ]
 
 
 @cache
@@ -80,7 +86,7 @@ def run_stages(
         context.ui.stage(stage.name, "run", reason)
         ran = True
         log = context.log(stage.name)
-        log.unlink(missing_ok=True)
+        start_log(log, stage.name, reason, inputs)
         started = time.monotonic()
         result = stage.run(context, results)
         seconds = time.monotonic() - started
@@ -92,6 +98,13 @@ def run_stages(
         context.memory.save()
         context.ui.stage(stage.name, "done", human_seconds(seconds))
     return results, ran
+
+
+def start_log(log: Path, stage: str, reason: str, inputs: Mapping[str, str]) -> None:
+    """Begin a stage's log: why it runs and what from; its commands are appended."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"# stage {stage}: {reason}", *(f"#   {name}: {v}" for name, v in inputs.items())]
+    log.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _reason(

@@ -6,6 +6,7 @@ goes to the same log while it runs, and a failure carries the last lines and the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -68,7 +69,7 @@ def run(
     (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
     ninja's compilers must not outlive us.
     """
-    marked = {**(env if env is not None else os.environ), MARKER: _mark()}
+    marked = {**(env if env is not None else os.environ), **mark()}
     log_file: IO[str] | None = None
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +101,9 @@ def run(
         assert child.stdout is not None
         try:
             if stdin is not None and child.stdin is not None:
-                child.stdin.write(stdin)
-                child.stdin.close()
+                # A program that ends before it has read all tells why by its own output.
+                with contextlib.suppress(BrokenPipeError), child.stdin:
+                    child.stdin.write(stdin)
             for raw in child.stdout:
                 line = raw.rstrip("\n")
                 tail.append(line)
@@ -117,6 +119,8 @@ def run(
             kill_marked(_mark())
             child.wait()
             raise
+        finally:
+            child.stdout.close()
         if log_file is not None:
             log_file.write(f"# exit {returncode}\n")
     finally:
@@ -136,6 +140,11 @@ def run(
 
 def _mark() -> str:
     return f"{_scope}:{os.getpid()}"
+
+
+def mark() -> dict[str, str]:
+    """The environment variable by which kill_marked finds what this process started."""
+    return {MARKER: _mark()}
 
 
 def set_scope(build: Path) -> None:

@@ -53,7 +53,7 @@ class State:
                     path=path,
                     records={key: Record(**value) for key, value in data["stages"].items()},
                 )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return cls(path=path)
 
@@ -96,7 +96,7 @@ def exclusive(build: Path, command: str) -> Iterator[None]:
             facts = json.loads(owner.read_text())
             minutes = (time.time() - facts["since"]) / 60
             who = f"`{facts['command']}` (pid {facts['pid']}, since {minutes:.0f} min)"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             pass
         raise Busy(
             f"{build} is in use by {who}.",

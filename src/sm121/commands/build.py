@@ -6,7 +6,7 @@ import argparse
 import time
 
 from sm121 import proc
-from sm121.commands.common import add_build_options, context_of
+from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
 from sm121.pipeline import all_stages, run_stages
 from sm121.state import State, exclusive
@@ -20,8 +20,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_build_options(parser)
 
 
+def configure_source(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser)
+
+
 def configure_patch(parser: argparse.ArgumentParser) -> None:
-    add_build_options(parser)
+    add_source_options(parser)
     parser.add_argument(
         "--check", action="store_true", help="lint the series: headers, offsets, syntax"
     )
@@ -31,7 +35,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
-    stages = all_stages(with_deps=context.options.with_deps)
+    stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]
         stages = stages[: names.index(verb) + 1]
@@ -39,7 +43,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         run_stages(context, stages, dry_run=True)
         return 0
     started = time.monotonic()
-    with exclusive(context.layout.build, f"{verb} {context.key} {context.options.profile}"):
+    with exclusive(context.layout.build, f"nox -s {verb}"):
         # A run that was killed may have left compilers that still write into the ninja tree.
         if left := proc.kill_marked(str(context.layout.build)):
             ui.note(f"{left} process(es) of a killed run were still working and were ended")

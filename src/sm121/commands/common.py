@@ -12,6 +12,8 @@ from sm121.layout import Layout
 from sm121.pins.load import default_stack, load_stack
 from sm121.ui import Ui
 
+# What is deployed. Where a stack can't build it, the user is told so: nothing is downgraded.
+DEFAULT_PROFILE = "full"
 TARGETS = ("linux-aarch64", "linux-x86_64")
 
 
@@ -19,10 +21,21 @@ def add_stack_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stack", metavar="NAME", help="folder of pins/ (default: pins/default)")
 
 
-def add_build_options(parser: argparse.ArgumentParser) -> None:
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """What stages need that come before any profile or target counts."""
     add_stack_option(parser)
     parser.add_argument(
-        "--profile", default="smoke", metavar="NAME",
+        "--offline", action="store_true", help="fetch nothing; stop if something is missing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would run and why, and do nothing"
+    )
+
+
+def add_build_options(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser)
+    parser.add_argument(
+        "--profile", default=DEFAULT_PROFILE, metavar="NAME",
         help="what to build; see [profiles] in stack.toml (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -39,18 +52,12 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         help="compilers at once (default: by cores and free memory)",
     )
     parser.add_argument(
-        "--offline", action="store_true", help="fetch nothing; stop if something is missing"
-    )
-    parser.add_argument(
         "--wheelhouse", type=Path, metavar="DIR", help="result folder (default: wheelhouse/)"
     )
     parser.add_argument(
         "--with-deps", action="store_true",
         help="fill the wheelhouse with every wheel of the lock, repaired where need be",
     )  # fmt: skip
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what would run and why, and do nothing"
-    )
 
 
 def layout_of(arguments: argparse.Namespace) -> Layout:
@@ -65,7 +72,7 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
     name = arguments.stack or default_stack(layout.pins)
     stack = load_stack(layout.pins, name)
     options = Options(
-        profile=getattr(arguments, "profile", "smoke"),
+        profile=getattr(arguments, "profile", None) or next(iter(stack.profiles)),
         target=getattr(arguments, "target", "linux-aarch64"),
         arch=getattr(arguments, "arch", None),
         jobs=getattr(arguments, "jobs", None),

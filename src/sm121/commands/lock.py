@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         raise UsageFault("--check writes nothing, --upgrade does: use one of them.")
     context = context_of(arguments, ui)
     with exclusive(context.layout.build, "lock"):
-        results, _ = run_stages(context, all_stages()[:2])
+        results, _ = run_stages(context, all_stages(context)[:2])
         context.memory.save()
         repository = Repository(context.layout.source / REPOSITORY)
         commit = str(results["patch"]["commit"])

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
 
     context = context_of(arguments, ui)
     stage = CompileStage()
-    stages = all_stages()
+    stages = all_stages(context)
     before = stages[: [s.name for s in stages].index("compile")]
     if arguments.dry_run:
         run_stages(context, before, dry_run=True)

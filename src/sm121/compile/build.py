@@ -15,7 +15,7 @@ from sm121.ui import Ui
 
 # What gcc, nvcc, ninja and the shell print when the kernel killed a compiler.
 _KILLED = re.compile(
-    r"Killed signal terminated|died due to signal 9|\bKilled\b|(?:exit|status|code)\D{0,12}137\b"
+    r"Killed signal terminated|died due to signal 9|\bKilled\b|\b(?:exit|status|code)[ :=]{1,3}137\b"
 )
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _ERROR = re.compile(r"(?:\b(?:fatal )?error\b[:\s]|CMake Error|^FAILED:|ValueError:|RuntimeError:)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sysconfig
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ def wheel_version(context: Context, results: Results) -> str:
     )
 
 
+def _digests(results: Results) -> dict[str, object]:
+    return {name: source["digest"] for name, source in results["sources"]["sources"].items()}
+
+
 def make_tools(context: Context) -> Tools:
     """The finished toolkit's folders, for compiling and for `shell`."""
     interpreter, _ = host_interpreter(context)
@@ -46,15 +50,10 @@ def make_tools(context: Context) -> Tools:
     toolkit = ToolkitStage().folder(context)
     machine = context.runtime.machine
     native = machine == host_machine()
-    site = sysconfig.get_path(
-        "purelib",
-        "posix_prefix",
-        {"base": str(environment), "py_version_short": interpreter.version},
-    )
     return Tools(
         machine=machine,
         cuda=toolkit / "cuda",
-        torch=Path(site) if native else toolkit / "site",
+        torch=toolkit / "site",
         python_include=interpreter.include if native else toolkit / "python",
         python_version=interpreter.version,
         environment=environment,
@@ -86,6 +85,11 @@ class CompileStage:
             "patched tree": str(results["patch"]["tree"]),
             "host environment": str(results["environment"]["fingerprint"]),
             "toolkit": str(results["toolkit"]["fingerprint"]),
+            **(
+                {"third-party sources": json.dumps(_digests(results), sort_keys=True)}
+                if "sources" in results
+                else {}
+            ),
             "components": " ".join(context.profile.components),
             "arch": context.arch,
             "version": wheel_version(context, results),
@@ -112,8 +116,19 @@ class CompileStage:
             tools.python_include: "python",
             work: "build",
         }
+        pins = context.stack.sources
+        sources = {
+            name: Path(source["path"])
+            for name, source in results.get("sources", {}).get("sources", {}).items()
+        }
+        prefixes.update({folder: name for name, folder in sources.items()})
+        variables = {
+            variable: sources[name] / folder
+            for name in sources
+            for variable, folder in pins[name].cmake.items()
+        }
         toolchain = work / "toolchain.cmake"
-        text = toolchain_text(tools, prefixes=prefixes)
+        text = toolchain_text(tools, prefixes=prefixes, variables=variables)
         if not toolchain.is_file() or toolchain.read_text() != text:
             write_atomic(toolchain, text)
         environment = build_environment(
@@ -125,7 +140,7 @@ class CompileStage:
             version=wheel_version(context, results),
             epoch=int(context.stack.vllm.date.timestamp()),
             source_prefix=work,
-            sources={},
+            sources={pins[name].env: folder for name, folder in sources.items()},
             ccache_dir=context.layout.cache / "ccache",
         )
         environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
@@ -144,13 +159,10 @@ class CompileStage:
         )
         environment = self.environment(context, results, tools)
         jobs = int(environment["MAX_JOBS"])
-        # CMake remembers compilers and torch: another toolchain gets another ninja tree.
+        # CMake remembers compilers and torch: another toolchain gets another ninja tree. (Not
+        # the stages' fingerprints: a reworded comment there must not cost hours of nvcc.)
         identity = sha256_text(
-            environment["CMAKE_TOOLCHAIN_FILE"],
-            (work / "toolchain.cmake").read_text(),
-            str(results["toolkit"]["fingerprint"]),
-            str(results["environment"]["fingerprint"]),
-            context.arch,
+            (work / "toolchain.cmake").read_text(), str(results["toolkit"]["content"]), context.arch
         )[:8]
         output = work / f"ninja-{identity}"
         for other in work.glob("ninja-*"):

@@ -38,8 +38,14 @@ class Tools:
         return self.machine != host_machine()
 
 
-def toolchain_text(tools: Tools, *, prefixes: Mapping[Path, str]) -> str:
-    """The toolchain file (cmake-toolchains(7)). prefixes: build folders and what replaces them."""
+def toolchain_text(
+    tools: Tools, *, prefixes: Mapping[Path, str], variables: Mapping[str, Path]
+) -> str:
+    """The toolchain file (cmake-toolchains(7)).
+
+    prefixes: build folders and what replaces them in the output. variables: CMake variables
+    that name folders of third-party sources.
+    """
     maps = " ".join(
         f"-ffile-prefix-map={folder}={name}"
         # The longest prefix last: GCC lets the last matching option win.
@@ -71,6 +77,7 @@ def toolchain_text(tools: Tools, *, prefixes: Mapping[Path, str]) -> str:
         f"set(Python_INCLUDE_DIR {tools.python_include})",
         f"set(CUDA_TOOLKIT_ROOT_DIR {tools.cuda})",
         f"set(CUDAToolkit_ROOT {tools.cuda})",
+        *(f"set({name} {folder})" for name, folder in variables.items()),
     ]
     if tools.cross:
         tag = tools.python_version.replace(".", "")

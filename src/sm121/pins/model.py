@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 
 def _kebab(name: str) -> str:
@@ -94,7 +100,7 @@ class VllmPin(Model):
     git: str
     tag: GitRef
     commit: Commit
-    date: datetime
+    date: AwareDatetime
     sdist_sha256: Sha256
 
 
@@ -152,8 +158,10 @@ class WheelProvider(Model):
 class SourcePin(Model):
     """A third-party source of vLLM's CMake.
 
-    digest: content digest (sm121.files.tree_digest) per folder that the build uses; when
-    given, every provider must match it. upstream_*: where upstream's own files ask for it.
+    env: the variable by which vLLM's CMake takes it from a folder; subdirectory: which folder
+    of the source that is. cmake: CMake variables to set to folders of the source. digest:
+    content digest (sm121.files.tree_digest) per folder that the build uses; when given, every
+    provider must match it. upstream_*: where upstream's own files ask for it.
     """
 
     git: str
@@ -163,6 +171,7 @@ class SourcePin(Model):
     upstream_repository: str
     subdirectory: RelativePath = "."
     submodules: dict[RelativePath, Commit] = {}
+    cmake: dict[str, RelativePath] = {}
     digest: dict[RelativePath, Annotated[str, Field(pattern=r"^h1:[0-9a-f]{64}$")]] = {}
     wheels: tuple[WheelProvider, ...] = ()
 
@@ -180,8 +189,8 @@ class Stack(Model):
     """One stack.toml."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
-    lock_date: datetime
-    lock_newer: dict[Distribution, datetime] = {}
+    lock_date: AwareDatetime
+    lock_newer: dict[Distribution, AwareDatetime] = {}
     vllm: VllmPin
     cuda: CudaPin
     targets: dict[TargetName, TargetPin]

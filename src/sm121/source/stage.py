@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sm121.context import Context, Results
@@ -63,3 +65,49 @@ class SourceStage:
             "reason": base.reason,
             "ref": ref,
         }
+
+
+class ThirdPartyStage:
+    """Stage `sources`: what the profile's components need besides vLLM, ready before configure."""
+
+    name = "sources"
+
+    def key(self, context: Context) -> str:
+        return f"sources/{context.stack_name}-{context.options.profile}"
+
+    def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        pins = context.stack.sources
+        return {
+            **{f"pin {name}": pins[name].model_dump_json() for name in context.profile.sources},
+            # A local clone is hashed by `run`; that it was named at all is an input.
+            **{
+                pins[name].env: os.environ[pins[name].env]
+                for name in context.profile.sources
+                if os.environ.get(pins[name].env)
+            },
+        }
+
+    def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
+        return all(Path(source["path"]).is_dir() for source in result["sources"].values())
+
+    def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        from sm121.source.thirdparty import obtain
+
+        sources = {}
+        for name in context.profile.sources:
+            pin = context.stack.sources[name]
+            source = obtain(
+                name,
+                pin,
+                folder=context.layout.source / "third-party",
+                cache=Cache(context.layout.cache, context.memory),
+                target=context.runtime,
+                offline=context.options.offline,
+                ui=context.ui,
+            )
+            sources[name] = {
+                "path": str(source.path / pin.subdirectory),
+                "provider": source.provider,
+                "digest": dict(source.digest),
+            }
+        return {"sources": sources}

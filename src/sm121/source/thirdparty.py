@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.errors import CheckFailed, HashMismatch, NetworkFault
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import fresh_directory, tree_digest
+from sm121.files import fresh_directory, remove_tree, tree_digest
 from sm121.gitrepo import Repository
 from sm121.index import locate
 from sm121.lock.pylock import LockedFile, Target
@@ -122,6 +122,17 @@ def _from_git(pin: SourcePin, fresh: Path, *, repository_path: Path) -> None:
         repository.export(
             repository.fetch_commit(url, ref=wanted, timeout_s=_GIT_TIMEOUT_S), fresh / path
         )
+    if pin.digest:
+        # What the digest covers is all that may be used, so that providers can't differ.
+        _keep_only(fresh, pin.digest)
+
+
+def _keep_only(folder: Path, subtrees: Iterable[str]) -> None:
+    for file in sorted(folder.rglob("*"), reverse=True):
+        relative = file.relative_to(folder)
+        if any(relative.is_relative_to(s) or Path(s).is_relative_to(relative) for s in subtrees):
+            continue
+        remove_tree(file)
 
 
 def _from_wheel(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -123,7 +124,7 @@ def unpack_sdist(archive: Path, folder: Path, *, name: str) -> Path:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             tar.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise HashMismatch(

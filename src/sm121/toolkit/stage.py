@@ -12,6 +12,7 @@ from sm121.fetch import Cache, fetch_locked
 from sm121.files import fresh_directory
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
 from sm121.lock.resolve import load_checked
+from sm121.state import fingerprint
 from sm121.toolkit import cuda
 from sm121.toolkit.machine import find_compilers, host_machine
 from sm121.toolkit.python import (
@@ -162,18 +163,19 @@ class ToolkitStage:
                 compilers=compilers,
                 log=log,
             )
+            unpack_all(
+                [path for path in fetched[1].values() if path.name.startswith("torch-")],
+                fresh / "site",
+                _torch_member,
+            )
             if not native:
-                unpack_all(
-                    [path for path in fetched[1].values() if path.name.startswith("torch-")],
-                    fresh / "site",
-                    _torch_member,
-                )
                 cross_headers(interpreter, fresh / "python", compilers, log=log)
             (fresh / COMPLETE).write_text("")
         return {
             "native": native,
             "compiler": f"{compilers.cxx.name} {compilers.version}",
             "stub_names": len(stub),
+            "content": fingerprint(self.inputs(context, results)),
         }
 
 

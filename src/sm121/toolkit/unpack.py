@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import calendar
+import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable
@@ -16,8 +18,9 @@ _BLOCK = 1 << 20
 def unpack(wheel: Path, destination: Path, rename: Callable[[str], str | None]) -> list[str]:
     """Unpack the members for which `rename` gives a path relative to `destination`.
 
-    Executable bits are kept. Returns the paths written. Raises HashMismatch for a member
-    that is damaged or would land outside.
+    Executable bits and times are kept: a toolkit that is made again has headers of the same
+    age, so that ninja does not compile everything again. Returns the paths written. Raises
+    HashMismatch for a member that is damaged or would land outside.
     """
     written: list[str] = []
     try:
@@ -35,6 +38,9 @@ def unpack(wheel: Path, destination: Path, rename: Callable[[str], str | None]) 
                 out.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(member) as source, out.open("wb") as target:
                     shutil.copyfileobj(source, target, _BLOCK)
+                # ZIP times have no zone; read as UTC they are the same everywhere.
+                moment = calendar.timegm((*member.date_time, 0, 0, 0))
+                os.utime(out, (moment, moment))
                 if (member.external_attr >> 16) & 0o111:
                     out.chmod(0o755)
                 written.append(name)

@@ -1,0 +1,95 @@
+"""Fixtures that unit and integration tests share."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sm121.context import Context, Options
+from sm121.files import HashMemory
+from sm121.layout import Layout
+from sm121.pins.load import default_stack, load_stack
+from sm121.pins.model import Stack
+from sm121.ui import Ui
+from support.stacks import minimal, write_stack
+
+ROOT = Path(__file__).resolve().parents[1]
+# Read once, before a test changes the environment: CI downloads into one folder.
+SHARED_CACHE = Path(os.environ.get("SM121_CACHE", ROOT / "build" / "cache")).resolve()
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the person running the tests has set may decide a result."""
+    for name in list(os.environ):
+        if name.startswith(("SM121_", "GIT_")) and name != "GIT_SSL_CAINFO":
+            monkeypatch.delenv(name)
+        if name.endswith("_SRC_DIR") or name.startswith("VLLM_"):
+            monkeypatch.delenv(name)
+
+
+@dataclass
+class Screen:
+    """A Ui whose output a test can read."""
+
+    ui: Ui
+    out: io.StringIO
+    err: io.StringIO
+
+    @property
+    def text(self) -> str:
+        return self.err.getvalue()
+
+
+@pytest.fixture
+def screen() -> Screen:
+    out, err = io.StringIO(), io.StringIO()
+    return Screen(Ui(out=out, err=err), out, err)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """This checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_cache() -> Path:
+    """Folder of downloads that outlives the tests: SM121_CACHE, else build/cache."""
+    return SHARED_CACHE
+
+
+@pytest.fixture(scope="session")
+def stack_name() -> str:
+    return default_stack(ROOT / "pins")
+
+
+@pytest.fixture(scope="session")
+def stack(stack_name: str) -> Stack:
+    """The real pins."""
+    return load_stack(ROOT / "pins", stack_name)
+
+
+@pytest.fixture
+def small(tmp_path: Path, screen: Screen) -> Context:
+    """A context of a made-up stack in an otherwise empty checkout."""
+    root = tmp_path / "checkout"
+    write_stack(root / "pins", minimal())
+    (root / "pins/default").write_text("1.2.3\n")
+    (root / "patches/vllm/1.2.3").mkdir(parents=True)
+    (root / "patches/vllm/1.2.3/series").write_text("")
+    layout = Layout(
+        root=root, build=root / "build", wheelhouse=root / "wheelhouse", cache=root / "build/cache"
+    )
+    return Context(
+        layout=layout,
+        stack_name="1.2.3",
+        stack=load_stack(layout.pins, "1.2.3"),
+        options=Options(),
+        ui=screen.ui,
+        memory=HashMemory(layout.build / "hashes.json"),
+    )

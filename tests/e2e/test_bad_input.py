@@ -1,0 +1,154 @@
+"""Bad input: one clear message with cause and next step, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Checkout
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@contextmanager
+def edited(path: Path, old: str, new: str) -> Iterator[None]:
+    original = path.read_text()
+    assert old in original
+    path.write_text(original.replace(old, new))
+    try:
+        yield
+    finally:
+        path.write_text(original)
+
+
+def assert_one_message(printed: str) -> None:
+    assert printed.count("error:") == 1, printed
+    assert "why:" in printed or "next:" in printed
+    assert "next:" in printed
+    assert "Traceback" not in printed
+
+
+def assert_nothing_lost(built: Checkout) -> None:
+    assert "Nothing to do" in built.run("build", "--profile", "smoke")
+
+
+@pytest.fixture(autouse=True)
+def _finished(built: Checkout) -> None:
+    built.run("build", "--profile", "smoke")
+
+
+def test_unknown_key_in_stack(built: Checkout) -> None:
+    with edited(built.root / "pins/0.26.0/stack.toml", "sdist-sha256", "sdist-sha265"):
+        printed = built.run("build", "--profile", "smoke", code=2)
+    assert_one_message(printed)
+    assert "vllm.sdist-sha265: unknown key; did you mean 'sdist-sha256'?" in printed
+    assert_nothing_lost(built)
+
+
+def test_wrong_sha256_of_the_sdist(built: Checkout) -> None:
+    with edited(built.root / "pins/0.26.0/stack.toml", "23e9fa19d7", "00e9fa19d7"):
+        printed = built.run("build", "--profile", "smoke", code=1)
+    assert_one_message(printed)
+    assert "00e9fa19d7" in printed
+    assert_nothing_lost(built)
+
+
+def test_truncated_sdist_is_noticed_and_fetched_again(built: Checkout) -> None:
+    (sdist,) = built.cache.glob("files/23e9fa19d7*/vllm-0.26.0.tar.gz")
+    whole = sdist.read_bytes()
+    source = built.root / "build/source/vllm.git"
+    subprocess.run(["rm", "-rf", source], check=True)
+    sdist.write_bytes(whole[: len(whole) // 2])
+    try:
+        offline = built.run("source", "--offline", code=3)
+        assert "vllm-0.26.0.tar.gz in the cache is damaged" in offline
+        assert_one_message(offline)
+        built.run("source")
+        assert sdist.read_bytes() == whole
+    finally:
+        sdist.parent.mkdir(parents=True, exist_ok=True)
+        sdist.write_bytes(whole)
+    built.run("build", "--profile", "smoke")  # the repository was removed, so `patch` runs again
+    assert_nothing_lost(built)
+
+
+def test_patch_that_does_not_apply(built: Checkout) -> None:
+    patch = built.root / "patches/vllm/0.26.0/requirements.patch"
+    with edited(patch, " tilelang==0.1.9\n", " tilelang==0.1.8\n"):
+        printed = built.run("build", "--profile", "smoke", code=1)
+    assert_one_message(printed)
+    assert "requirements.patch" in printed
+    assert "patch failed: requirements/cuda.txt:" in printed
+    assert "tilelang==0.1.8" in printed
+    assert "these after it apply without it: shape-dispatch" in printed
+    assert_nothing_lost(built)
+
+
+def test_no_network(built: Checkout, tmp_path: Path) -> None:
+    printed = built.run(
+        "build", "--profile", "smoke", code=3,
+        prefix=("unshare", "--net", "--map-root-user"),
+        SM121_CACHE=str(tmp_path / "empty"), SM121_BUILD=str(tmp_path / "build"),
+        UV_CACHE_DIR=str(tmp_path / "uv"),
+    )  # fmt: skip
+    assert_one_message(printed)
+    assert "index could not be reached" in printed
+    assert_nothing_lost(built)
+
+
+def test_no_space(built: Checkout, tmp_path: Path) -> None:
+    """The build folder on a 40 MB file system."""
+    small = tmp_path / "small"
+    small.mkdir()
+    script = f'mount -t tmpfs -o size=40m none {small} && exec "$@"'
+    printed = built.run(
+        "build", "--profile", "smoke", code=3,
+        prefix=("unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"),
+        SM121_BUILD=str(small),
+    )  # fmt: skip
+    assert_one_message(printed)
+    assert "No space left" in printed
+    assert "nox -s clean" in printed
+    assert_nothing_lost(built)
+
+
+def test_missing_compiler(built: Checkout, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("git", "apt-get"):
+        found = subprocess.run(["which", name], capture_output=True, text=True, check=True)
+        (tools / name).symlink_to(found.stdout.strip())
+    printed = built.run("build", "--profile", "smoke", code=3, PATH=str(tools))
+    assert_one_message(printed)
+    assert "aarch64-linux-gnu-gcc was not found" in printed
+    assert "apt-get install -y g++-aarch64-linux-gnu" in printed
+    assert_nothing_lost(built)
+
+
+def test_plain_arch_is_refused_early(built: Checkout) -> None:
+    """Case 21."""
+    printed = built.run("build", "--profile", "smoke", "--arch", "12.1", code=2)
+    assert_one_message(printed)
+    assert "e2m1x2 not supported on .target sm_121" in printed
+    assert "--arch 12.1a" in printed
+
+
+def test_compiler_killed_for_memory(built: Checkout, tmp_path: Path) -> None:
+    """Case 12: a compiler that ends with 137, as the kernel's OOM killer makes it."""
+    real = "/usr/bin/aarch64-linux-gnu-g++"
+    fake = tmp_path / "aarch64-linux-gnu-g++"
+    fake.write_text(
+        f'#!/bin/sh\ncase "$*" in *cumem_allocator*) kill -9 $$;; esac\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    subprocess.run(["rm", "-rf", built.root / "build/dist"], check=True)
+    printed = built.run("build", "--profile", "smoke", "--jobs", "2", code=3, SM121_CXX=str(fake))
+    assert_one_message(printed)
+    assert "memory" in printed
+    assert "--jobs 1" in printed
+    built.run("build", "--profile", "smoke")
+    assert_nothing_lost(built)

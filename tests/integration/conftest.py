@@ -1,0 +1,126 @@
+"""Fixtures on real input: the release's sdist, the series, wheels of the lock."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sm121.fetch import Cache, fetch_locked
+from sm121.files import HashMemory
+from sm121.gitrepo import Repository
+from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
+from sm121.patches.apply import AppliedSeries, apply_series
+from sm121.patches.series import Patch, load_series
+from sm121.pins.model import Stack
+from sm121.source.vllm import sdist_file, unpack_sdist
+from sm121.ui import Ui
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder for a made-up repository."""
+    return tmp_path / "upstream"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Repository]:
+    """An empty repository of the pipeline."""
+    repository = Repository(tmp_path / "own.git")
+    yield repository
+    repository.close()
+
+
+@pytest.fixture(scope="session")
+def ship_target(stack: Stack) -> Target:
+    """The Spark, and the Python that the stack ships for."""
+    pin = stack.targets["linux-aarch64"]
+    return Target.make("linux-aarch64", python=pin.pythons[0], glibc=pin.glibc)
+
+
+@pytest.fixture(scope="session")
+def download_cache(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """The shared downloads; hashes are remembered for this session only."""
+    return Cache(shared_cache, HashMemory(tmp_path_factory.mktemp("memory") / "hashes.json"))
+
+
+def _fetched(file: LockedFile, target: Target, cache: Cache, *, sdist: bool = False) -> Path:
+    quiet = Ui(out=io.StringIO(), err=io.StringIO())
+    return fetch_locked(
+        [file], target=target, cache=cache, offline=False, ui=quiet, allow_sdist=sdist
+    )[file.sha256]
+
+
+@pytest.fixture(scope="session")
+def sdist(stack: Stack, ship_target: Target, download_cache: Cache) -> Path:
+    """The release's real sdist, out of the cache or the index."""
+    return _fetched(sdist_file(stack.vllm), ship_target, download_cache, sdist=True)
+
+
+@pytest.fixture(scope="session")
+def locked_wheel(root: Path, stack_name: str, ship_target: Target, download_cache: Cache):
+    """A wheel of the stack's lock, by distribution."""
+
+    def get(distribution: str, kind: str = "family") -> Path:
+        lock = read_lock(lock_path(root / "pins", stack_name, kind, ship_target))
+        (file,) = (f for f in locked_files(lock, ship_target) if f.distribution == distribution)
+        return _fetched(file, ship_target, download_cache)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def flashinfer_wheel(locked_wheel) -> Path:
+    """The stack's real FlashInfer wheel."""
+    return locked_wheel("flashinfer-python")
+
+
+@dataclass(frozen=True, slots=True)
+class RealSeries:
+    """The release as a commit, the series, and what became of it. Only for reading."""
+
+    repository: Repository
+    base: str
+    series: list[Patch]
+    applied: AppliedSeries
+
+
+@pytest.fixture(scope="session")
+def real(
+    root: Path,
+    stack: Stack,
+    stack_name: str,
+    sdist: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RealSeries]:
+    folder = tmp_path_factory.mktemp("real")
+    repository = Repository(folder / "vllm.git")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        tree = unpack_sdist(sdist, Path(scratch), name=f"vllm-{stack.vllm.version}")
+        base = repository.import_tree(tree, message="vLLM", date=stack.vllm.date)
+    repository.point("refs/test/base", base)
+    series = load_series(root / "patches/vllm" / stack_name)
+    applied = apply_series(repository, base, series)
+    repository.point("refs/test/patched", applied.commit)
+    yield RealSeries(repository, base, series, applied)
+    repository.close()
+
+
+@pytest.fixture(scope="session")
+def pristine_tree(real: RealSeries, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Root of the vLLM tree as upstream released it. Only for reading."""
+    folder = tmp_path_factory.mktemp("pristine") / "vllm"
+    real.repository.export(real.base, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def patched_tree(real: RealSeries, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Root of the vLLM tree with the series applied. Only for reading."""
+    folder = tmp_path_factory.mktemp("patched") / "vllm"
+    real.repository.export(real.applied.commit, folder)
+    return folder

@@ -1,0 +1,1 @@
+"""Helpers of the tests: tiny real wheels, ELF files, git repositories and servers."""

@@ -1,0 +1,163 @@
+"""The toolchain file and the environment of vLLM's build."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sm121.compile import toolchain
+from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
+from sm121.toolkit.machine import Compilers
+
+PREFIXES = {Path("/b/work"): "build", Path("/b/work/src"): "vllm", Path("/b/cuda"): "cuda"}
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "host_machine", lambda: "x86_64")
+
+
+def tools(machine: str) -> Tools:
+    return Tools(
+        machine=machine,
+        cuda=Path("/b/cuda"),
+        torch=Path("/b/site"),
+        python_include=Path("/b/python"),
+        python_version="3.12",
+        environment=Path("/b/env"),
+        compilers=Compilers(cc=Path("/usr/bin/the-gcc"), cxx=Path("/usr/bin/the-g++"), version="12"),
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("host")
+def test_cross_names_the_target_and_its_soabi() -> None:
+    lines = toolchain_text(tools("aarch64"), prefixes=PREFIXES).splitlines()
+    for wanted in (
+        "set(CMAKE_SYSTEM_NAME Linux)",
+        "set(CMAKE_SYSTEM_PROCESSOR aarch64)",
+        "set(Python_SOABI cpython-312-aarch64-linux-gnu)",
+        "set(Python_SOSABI abi3)",
+    ):
+        assert wanted in lines
+
+
+@pytest.mark.usefixtures("host")
+def test_native_is_not_a_cross_build_for_cmake() -> None:
+    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES)
+    assert "CMAKE_SYSTEM" not in text
+    assert "SOABI" not in text
+    assert "TRY_COMPILE" not in text
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_both_ways_have_compilers_torch_and_cuda_of_the_target(machine: str) -> None:
+    lines = toolchain_text(tools(machine), prefixes=PREFIXES).splitlines()
+    for wanted in (
+        "set(CMAKE_C_COMPILER /usr/bin/the-gcc)",
+        "set(CMAKE_CXX_COMPILER /usr/bin/the-g++)",
+        "set(CMAKE_CUDA_COMPILER /b/cuda/bin/nvcc)",
+        "set(CMAKE_CUDA_HOST_COMPILER /usr/bin/the-g++)",
+        "set(Torch_DIR /b/site/torch/share/cmake/Torch)",
+        "set(Caffe2_DIR /b/site/torch/share/cmake/Caffe2)",
+        "set(Python_INCLUDE_DIR /b/python)",
+        "set(CUDA_TOOLKIT_ROOT_DIR /b/cuda)",
+        "set(CMAKE_SKIP_RPATH ON)",
+    ):
+        assert wanted in lines
+
+
+@pytest.mark.usefixtures("host")
+def test_build_paths_are_mapped_the_longest_last() -> None:
+    """GCC takes the last option that matches: the shorter prefix must not win."""
+    lines = toolchain_text(tools("x86_64"), prefixes=PREFIXES).splitlines()
+    (cxx,) = (line for line in lines if line.startswith("set(CMAKE_CXX_FLAGS_INIT"))
+    assert cxx.index("/b/work=build") < cxx.index("/b/work/src=vllm")
+    assert cxx.count("-ffile-prefix-map=") == 3
+    (cuda,) = (line for line in lines if line.startswith("set(CMAKE_CUDA_FLAGS_INIT"))
+    inside = cuda.split('"')[1]
+    assert inside.startswith("-Xcompiler=")
+    assert " " not in inside
+
+
+@pytest.mark.usefixtures("host")
+def test_linker_flags_are_the_same_for_every_distribution() -> None:
+    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES)
+    assert text.count("-Wl,--as-needed,-s,--build-id=sha1") == 2
+
+
+def environment(**changes: object) -> dict[str, str]:
+    arguments: dict[str, object] = {
+        "toolchain": Path("/b/work/toolchain.cmake"),
+        "components": ("spinloop", "fs_io_C"),
+        "arch": "12.1a",
+        "jobs": 3,
+        "version": "0.26.0+sm121.smoke.1a2b3c4d",
+        "epoch": 1784975693,
+        "source_prefix": Path("/b/work"),
+        "sources": {"VLLM_CUTLASS_SRC_DIR": Path("/b/cutlass")},
+        "ccache_dir": Path("/c/ccache"),
+        **changes,
+    }
+    return build_environment(tools("aarch64"), **arguments)  # type: ignore[arg-type]
+
+
+def test_setup_gets_what_it_was_asked_to_build() -> None:
+    result = environment()
+    expected = {
+        "TORCH_CUDA_ARCH_LIST": "12.1a",
+        "VLLM_BUILD_COMPONENTS": "spinloop,fs_io_C",
+        "VLLM_VERSION_OVERRIDE": "0.26.0+sm121.smoke.1a2b3c4d",
+        "VLLM_TARGET_DEVICE": "cuda",
+        "VLLM_CUTLASS_SRC_DIR": "/b/cutlass",
+        "MAX_JOBS": "3",
+        "SOURCE_DATE_EPOCH": "1784975693",
+        "CUDA_HOME": "/b/cuda",
+        "CMAKE_TOOLCHAIN_FILE": "/b/work/toolchain.cmake",
+        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+    }
+    assert {name: result.get(name) for name in expected} == expected
+
+
+def test_nothing_of_the_user_leaks_into_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CFLAGS", "CXXFLAGS", "LD_LIBRARY_PATH", "PYTHONPATH", "CMAKE_ARGS",
+                 "TORCH_CUDA_ARCH_LIST", "VLLM_USE_PRECOMPILED", "CUDA_HOME", "MAX_JOBS"):  # fmt: skip
+        monkeypatch.setenv(name, "of-the-user")
+    assert "of-the-user" not in environment().values()
+
+
+def test_proxies_do_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    assert environment()["https_proxy"] == "http://proxy.invalid:3128"
+
+
+@pytest.mark.parametrize("foreign", ["cargo", "conda", "pyenv"])
+def test_folders_of_other_toolchains_are_not_on_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: str
+) -> None:
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    for folder in (bad, good):
+        folder.mkdir()
+    (bad / foreign).write_text("")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(bad), str(good), "", "/usr/bin", "/bin"]))
+    path = environment()["PATH"].split(os.pathsep)
+    assert str(bad) not in path
+    assert "" not in path
+    assert path.index("/b/env/bin") < path.index("/b/cuda/bin") < path.index(str(good))
+
+
+def test_system_folders_are_always_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cases.md 20: an ssh shell may have no PATH worth the name."""
+    monkeypatch.setenv("PATH", "")
+    path = environment()["PATH"].split(os.pathsep)
+    assert path == ["/b/env/bin", "/b/cuda/bin", "/usr/bin", "/bin"]
+
+
+def test_compiler_cache_is_the_one_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler_cache() is None
+    (tmp_path / "ccache").write_text("#!/bin/sh\n")
+    (tmp_path / "ccache").chmod(0o755)
+    assert compiler_cache() == "ccache"
