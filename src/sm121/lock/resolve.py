@@ -45,6 +45,7 @@ def inputs_digest(stack: Stack, kind: Kind, requirement_digests: Mapping[str, st
     """
     parts = [
         kind,
+        stack.lock_date.isoformat(),
         stack.cuda.model_dump_json(include={"toolkit"}),
         *(
             f"{name}:{pin.version}{sorted(pin.extras)}"
