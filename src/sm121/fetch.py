@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -173,10 +174,12 @@ def download(
     file: IndexFile,
     *,
     cache: Cache,
-    client: httpx.Client,
+    client: httpx.Client | None = None,
     advance: Callable[[str, int], None] = lambda _s, _n: None,
 ) -> Path:
     """Fetch one file into the cache, hashing while it streams; returns its path.
+
+    client: one that several downloads share; None: one for this file.
 
     Continues a `.part` file with a range request. Raises HashMismatch (the part is removed),
     NetworkFault after several attempts (the part is kept for the next run).
@@ -190,7 +193,8 @@ def download(
         shutil.copyfile(unquote(urlsplit(file.url).path), part)
         digest = sha256_file(part)
     else:
-        digest = _stream(file, part, client, advance)
+        with nullcontext(client) if client else http_client() as open_client:
+            digest = _stream(file, part, open_client, advance)
     if digest != file.sha256:
         part.unlink()
         raise HashMismatch(
