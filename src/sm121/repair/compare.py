@@ -59,19 +59,26 @@ def compare(
         by_name.setdefault(one.distribution, []).append(one)
     wanted = {name: wheel.installed() for name, wheel in wheels.items()}
     everything = {path: entry for files in wanted.values() for path, entry in files.items()}
+    everyones = set(everything)
     differ = differing(environment, everything)
     findings = {
         part: finding
         for finding in evaluate(rules, _members(environment, installed), machine=machine)
         for part in finding.distribution.split(" and ")
     }
-    claimed = set(everything) | {path for one in installed for path in one.record}
+    claimed = everyones | {path for one in installed for path in one.record}
     deviations = [
         found
         for name, wheel in sorted(wheels.items())
         if (
             found := _deviation(
-                environment, wheel, by_name.get(name, []), differ, claimed, findings.get(name)
+                environment,
+                wheel,
+                by_name.get(name, []),
+                differ,
+                everyones,
+                claimed,
+                findings.get(name),
             )
         )
     ]
@@ -88,6 +95,7 @@ def _deviation(
     wheel: Wheel,
     there: Sequence[Installed],
     differ: Mapping[str, str],
+    everyones: set[str],
     claimed: set[str],
     finding: Finding | None,
 ) -> Deviation | None:
@@ -97,6 +105,14 @@ def _deviation(
     if doubted := [path for path, how in files.items() if how != "missing"]:
         right = set(doubted) - set(differing(environment, member_entries(wheel, doubted)))
         files = {path: how for path, how in files.items() if path not in right}
+    # A RECORD that names another one's files: uninstalling would take them away.
+    mine = set(placed)
+    files |= {
+        path: "another wheel's, but in its RECORD"
+        for one in there
+        for path in one.record
+        if path in everyones and path not in mine
+    }
     present = [p for p in placed if p not in files or files[p] != "missing"]
     if not there:
         kind, found = "not installed", "nothing"
