@@ -46,7 +46,7 @@ def build(session: nox.Session) -> None:
     """Everything from pins to a wheelhouse; skips what is up to date.
 
     Options: --profile NAME, --stack NAME, --target linux-aarch64|linux-x86_64, --arch,
-    --jobs N, --offline, --wheelhouse DIR, --dry-run.
+    --jobs N, --offline, --wheelhouse DIR, --with-deps, --dry-run.
     """
     verb(session, "build")
 
@@ -77,8 +77,20 @@ def wheelhouse(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the pins to hashed files for every target; `-- --check` only compares."""
+    """Resolve the pins to hashed files for every target; `-- --check` only compares.
+
+    Options: --check, --upgrade NAME, --stack NAME.
+    """
     verb(session, "lock")
+
+
+@nox.session(default=False)
+def repair(session: nox.Session) -> None:
+    """Bring an environment back to its wheelhouse, offline: `-- --env PATH`.
+
+    Options: --env PATH, --wheelhouse DIR, --dry-run.
+    """
+    verb(session, "repair")
 
 
 @nox.session(default=False)

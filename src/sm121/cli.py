@@ -28,6 +28,7 @@ VERBS = {
     "compile": Verb("build", "only up to the built wheel"),
     "wheelhouse": Verb("build", "up to the wheelhouse (the same as build)"),
     "lock": Verb("lock", "resolve the pins to hashed files; --check compares"),
+    "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),
 }

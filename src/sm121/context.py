@@ -26,6 +26,7 @@ class Options:
     arch: str | None = None
     jobs: int | None = None
     offline: bool = False
+    with_deps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

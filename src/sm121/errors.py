@@ -60,6 +60,10 @@ class LockStale(CheckFailed):
     """The lock was not made from these pins."""
 
 
+class FamilyFault(CheckFailed):
+    """A set of distributions breaks a rule of pins/rules.toml."""
+
+
 class WheelFault(CheckFailed):
     """A built wheel is not what the profile and target promise."""
 

@@ -7,21 +7,27 @@ continues with an HTTP range.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sm121.errors import HashMismatch, NetworkFault
-from sm121.files import HashMemory
-from sm121.index import IndexFile, locate
+from sm121.files import HashMemory, link_or_copy, sha256_file
+from sm121.index import IndexFile, index_credentials, locate
 from sm121.lock.pylock import LockedFile, Target
 from sm121.ui import Ui, human_bytes
 
-_CONNECTIONS = 4
+if TYPE_CHECKING:
+    import httpx
+
+_CONNECTIONS = 8
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 4
 
@@ -51,6 +57,20 @@ class Cache:
             return None
         return path
 
+    def remember(self, sha256: str, filename: str) -> None:
+        """Note the hash of a file that was verified while it was written."""
+        self._memory.remember(self.path(sha256, filename), sha256)
+
+    def adopt(self, source: Path, sha256: str, filename: str) -> bool:
+        """Take a file that is elsewhere on this machine (an earlier wheelhouse), if it is whole."""
+        if not source.is_file() or self._memory.sha256(source) != sha256:
+            return False
+        path = self.path(sha256, filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(source, path)
+        self.remember(sha256, filename)
+        return True
+
 
 def fetch_locked(
     files: Sequence[LockedFile],
@@ -60,14 +80,22 @@ def fetch_locked(
     offline: bool,
     ui: Ui,
     allow_sdist: bool = False,
+    beside: Path | None = None,
 ) -> dict[str, Path]:
     """Bring all files of a lock into the cache; returns path by sha256.
+
+    beside: a folder that may have them already, under their names (an earlier wheelhouse).
 
     Raises NetworkFault (offline and missing, or the index fails), HashMismatch (the index's
     file is not the locked one; nothing is kept).
     """
     found = {f.sha256: cache.find(f.sha256, f.filename, ui) for f in files}
-    missing = [f for f in files if found[f.sha256] is None]
+    missing = [
+        f
+        for f in files
+        if found[f.sha256] is None
+        and not (beside and cache.adopt(beside / f.filename, f.sha256, f.filename))
+    ]
     if missing and offline:
         raise NetworkFault(
             f"{len(missing)} file(s) are not in the cache and --offline forbids fetching them.",
@@ -97,15 +125,20 @@ def download_all(files: Sequence[IndexFile], *, cache: Cache, ui: Ui) -> None:
     """Download several files in parallel with one progress line (bytes and count)."""
     total = sum(f.size for f in files)
     done: dict[str, int] = {}
-    with ui.progress("fetch") as progress, ThreadPoolExecutor(_CONNECTIONS) as pool:
+    with (
+        http_client() as client,
+        ui.progress("fetch") as progress,
+        ThreadPoolExecutor(_CONNECTIONS) as pool,
+    ):
 
         def advance(sha256: str, count: int) -> None:
             done[sha256] = count
-            have = sum(done.values())
+            # A copy: other threads add their first entry meanwhile.
+            have = sum(list(done.values()))
             progress.update(f"{human_bytes(have)} of {human_bytes(total)}, {len(files)} files")
 
         jobs = [
-            pool.submit(download, file, cache=cache, advance=advance)
+            pool.submit(download, file, cache=cache, client=client, advance=advance)
             for file in sorted(files, key=lambda f: -f.size)
         ]
         try:
@@ -114,12 +147,39 @@ def download_all(files: Sequence[IndexFile], *, cache: Cache, ui: Ui) -> None:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    for file in files:
+        cache.remember(file.sha256, file.filename)
+
+
+def http_client() -> httpx.Client:
+    """A client for all files of a run: one TLS context, connections kept open.
+
+    Proxies and SSL_CERT_FILE count as they do for uv, and so do credentials in uv's index
+    variables and in ~/.netrc; each is sent only to the host that it is for.
+    """
+    import httpx
+
+    known = index_credentials(os.environ)
+
+    def authenticate(request: httpx.Request) -> httpx.Request:
+        if (found := known(request.url.host)) and "Authorization" not in request.headers:
+            token = base64.b64encode(":".join(found).encode()).decode()
+            request.headers["Authorization"] = f"Basic {token}"
+        return request
+
+    return httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True, auth=authenticate)
 
 
 def download(
-    file: IndexFile, *, cache: Cache, advance: Callable[[str, int], None] = lambda _s, _n: None
+    file: IndexFile,
+    *,
+    cache: Cache,
+    client: httpx.Client | None = None,
+    advance: Callable[[str, int], None] = lambda _s, _n: None,
 ) -> Path:
     """Fetch one file into the cache, hashing while it streams; returns its path.
+
+    client: one that several downloads share; None: one for this file.
 
     Continues a `.part` file with a range request. Raises HashMismatch (the part is removed),
     NetworkFault after several attempts (the part is kept for the next run).
@@ -131,11 +191,10 @@ def download(
     part = final.with_name(final.name + ".part")
     if urlsplit(file.url).scheme == "file":
         shutil.copyfile(unquote(urlsplit(file.url).path), part)
+        digest = sha256_file(part)
     else:
-        _stream(file, part, advance)
-    with part.open("rb+") as written:
-        digest = hashlib.file_digest(written, "sha256").hexdigest()
-        os.fsync(written.fileno())
+        with nullcontext(client) if client else http_client() as open_client:
+            digest = _stream(file, part, open_client, advance)
     if digest != file.sha256:
         part.unlink()
         raise HashMismatch(
@@ -148,7 +207,10 @@ def download(
     return final
 
 
-def _stream(file: IndexFile, part: Path, advance: Callable[[str, int], None]) -> None:
+def _stream(
+    file: IndexFile, part: Path, client: httpx.Client, advance: Callable[[str, int], None]
+) -> str:
+    """Append to (or begin) the part file until it is whole; returns its sha256."""
     import httpx
 
     problem = ""
@@ -156,24 +218,29 @@ def _stream(file: IndexFile, part: Path, advance: Callable[[str, int], None]) ->
         have = part.stat().st_size if part.is_file() else 0
         if file.size and have >= file.size:
             if have == file.size:
-                return
+                return sha256_file(part)
             part.unlink()
             have = 0
         # identity: the hash is of the file, not of a transfer encoding.
         headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
         try:
-            with httpx.stream(
-                "GET", file.url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
-            ) as response:
+            with client.stream("GET", file.url, headers=headers) as response:
                 response.raise_for_status()
                 mode = "ab" if response.status_code == 206 else "wb"
                 have = have if mode == "ab" else 0
+                digest = hashlib.sha256()
+                if have:
+                    with part.open("rb") as begun:
+                        digest = hashlib.file_digest(begun, "sha256")
                 with part.open(mode) as out:
                     for chunk in response.iter_raw():
                         out.write(chunk)
+                        digest.update(chunk)
                         have += len(chunk)
                         advance(file.sha256, have)
-                return
+                    out.flush()
+                    os.fsync(out.fileno())
+                return digest.hexdigest()
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (

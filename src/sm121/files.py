@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sm121.errors import HashMismatch
+
 _CHUNK = 1 << 20
 
 
@@ -57,10 +59,43 @@ class HashMemory:
         self._changed = True
         return digest
 
+    def remember(self, path: Path, digest: str) -> None:
+        """Note a hash that was computed while the file was written."""
+        stat = path.stat()
+        self._known[str(path.resolve())] = [stat.st_size, stat.st_mtime_ns, stat.st_ino, digest]
+        self._changed = True
+
+    def moved(self, old: Path, new: Path) -> None:
+        """A file was renamed: what was known of it stays true."""
+        if known := self._known.pop(str(old.absolute()), None):
+            self._known[str(new.resolve())] = known
+            self._changed = True
+
     def save(self) -> None:
         if self._changed:
             write_atomic(self._store, json.dumps(self._known, indent=0, sort_keys=True))
             self._changed = False
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """The same file under a second name: a hard link, or a checked copy on another file system.
+
+    Raises HashMismatch if the copy is not what the source is.
+    """
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, temporary)
+        if sha256_file(temporary) != sha256_file(source):
+            temporary.unlink()
+            raise HashMismatch(
+                f"The copy of {source.name} is not what was copied.",
+                cause=f"from {source} to {destination}",
+                remedy="Check the disk and memory of this machine.",
+            ) from None
+    temporary.replace(destination)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

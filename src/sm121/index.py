@@ -6,9 +6,12 @@ here is trusted: every file is checked against the pinned sha256 after download.
 
 from __future__ import annotations
 
+import contextlib
+import netrc
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -34,6 +37,40 @@ class IndexFile:
 def uv_binary() -> Path:
     """The uv executable that our own environment has."""
     return Path(uv.find_uv_bin())
+
+
+def index_credentials(
+    environment: Mapping[str, str],
+) -> Callable[[str], tuple[str, str] | None]:
+    """Who we are to each index host, as uv is told: (user, password) by host name.
+
+    uv keeps passwords out of the files that it writes, so a download has to find them again:
+    in the URLs of UV_DEFAULT_INDEX, UV_INDEX_URL, UV_INDEX and UV_EXTRA_INDEX_URL, in
+    UV_INDEX_<NAME>_USERNAME and _PASSWORD (for `<name>=<url>` entries), else in NETRC or
+    ~/.netrc (https://docs.astral.sh/uv/concepts/authentication/).
+    """
+    known: dict[str, tuple[str, str]] = {}
+    for variable in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
+        for entry in environment.get(variable, "").split():
+            name, named, url = entry.partition("=")
+            if not named or "/" in name:
+                name, url = "", entry
+            parts = urlsplit(url)
+            prefix = f"UV_INDEX_{re.sub('[^A-Z0-9]', '_', name.upper())}"
+            user = unquote(parts.username or "") or environment.get(f"{prefix}_USERNAME", "")
+            secret = unquote(parts.password or "") or environment.get(f"{prefix}_PASSWORD", "")
+            if parts.hostname and (user or secret):
+                known[parts.hostname] = (user, secret)
+
+    def find(host: str) -> tuple[str, str] | None:
+        if host in known:
+            return known[host]
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            entry = netrc.netrc(environment.get("NETRC")).authenticators(host)
+            return (entry[0], entry[2] or "") if entry else None
+        return None
+
+    return find
 
 
 def compile_lock(

@@ -19,6 +19,7 @@ def all_stages(context: Context) -> list[Stage]:
     """The stages of a build, in the order in which data flows; only those with work to do."""
     from sm121.compile.stage import CompileStage
     from sm121.patches.stage import PatchStage
+    from sm121.repair.stage import RepairStage
     from sm121.source.stage import SourceStage, ThirdPartyStage
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
@@ -30,6 +31,7 @@ def all_stages(context: Context) -> list[Stage]:
         EnvironmentStage(),
         ToolkitStage(),
         CompileStage(),
+        *([RepairStage()] if context.options.with_deps else []),
         WheelhouseStage(),
     ]
 

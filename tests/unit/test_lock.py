@@ -209,7 +209,6 @@ def test_lock_is_stale_after_a_change_of_the_pins(
     assert inputs_digest(altered(path, value), kind, DIGESTS) != before
 
 
-@pytest.mark.xfail(reason="bug: inputs_digest leaves lock-date out", strict=True)
 @pytest.mark.parametrize("kind", ["family", "host"])
 def test_lock_is_stale_after_a_change_of_its_date(kind: str) -> None:
     before = inputs_digest(Stack.model_validate(minimal()), kind, DIGESTS)

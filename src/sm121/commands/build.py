@@ -99,8 +99,16 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
                 wheel.sha256,
             )
             for wheel in manifest.wheels
+            if wheel.origin != "index"
         ],
     )
+    fetched = [wheel for wheel in manifest.wheels if wheel.origin == "index"]
+    if fetched:
+        total = sum(wheel.size for wheel in manifest.wheels)
+        ui.say(
+            f"  and {len(fetched)} wheels as the index has them; {human_bytes(total)} in all, "
+            "listed in manifest.json"
+        )
     ui.say(f"  built:    {', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     for check in manifest.checks:

@@ -54,6 +54,10 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wheelhouse", type=Path, metavar="DIR", help="result folder (default: wheelhouse/)"
     )
+    parser.add_argument(
+        "--with-deps", action="store_true",
+        help="fill the wheelhouse with every wheel of the lock, repaired where need be",
+    )  # fmt: skip
 
 
 def layout_of(arguments: argparse.Namespace) -> Layout:
@@ -73,6 +77,7 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
         arch=getattr(arguments, "arch", None),
         jobs=getattr(arguments, "jobs", None),
         offline=getattr(arguments, "offline", False),
+        with_deps=getattr(arguments, "with_deps", False),
     )
     validate_options(stack, options)
     return Context(

@@ -143,10 +143,13 @@ def locked_files(lock: Pylock, target: Target) -> Iterator[LockedFile]:
         ) from error
 
 
-def make_lock(files: Iterable[LockedFile], *, python: str, inputs: str) -> Pylock:
+def make_lock(
+    files: Iterable[LockedFile], *, python: str, inputs: str, folder: str = WHEELHOUSE_FROM_LOCK
+) -> Pylock:
     """A lock of exactly these files, sorted by distribution; no URL, no time, no index.
 
-    inputs: digest of what it was made from, kept as `tool.sm121.inputs`.
+    inputs: digest of what it was made from, kept as `tool.sm121.inputs`. folder: where the
+    wheels lie, relative to the lock; '' for the same folder.
     """
     packages = [
         {
@@ -154,7 +157,7 @@ def make_lock(files: Iterable[LockedFile], *, python: str, inputs: str) -> Pyloc
             "version": file.version,
             "wheels": [
                 {
-                    "path": f"{WHEELHOUSE_FROM_LOCK}/{file.filename}",
+                    "path": f"{folder}/{file.filename}" if folder else file.filename,
                     "size": file.size,
                     "hashes": {"sha256": file.sha256},
                 }
@@ -173,11 +176,9 @@ def make_lock(files: Iterable[LockedFile], *, python: str, inputs: str) -> Pyloc
     )
 
 
-def render_lock(lock: Pylock) -> str:
-    """TOML text of a lock, deterministic."""
-    return "# Made by `nox -s lock` from stack.toml: do not edit.\n" + tomli_w.dumps(
-        dict(lock.to_dict())
-    )
+def render_lock(lock: Pylock, *, made: str = "`nox -s lock` from stack.toml") -> str:
+    """TOML text of a lock, deterministic. made: by what and from what, for its first line."""
+    return f"# Made by {made}: do not edit.\n" + tomli_w.dumps(dict(lock.to_dict()))
 
 
 def write_lock(lock: Pylock, path: Path) -> None:

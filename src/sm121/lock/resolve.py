@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +20,11 @@ from sm121.errors import LockStale, ToolFailed
 from sm121.files import sha256_text
 from sm121.index import IndexFile, compile_lock
 from sm121.lock.pylock import LockedFile, Target, lock_path, make_lock, read_lock
-from sm121.pins.model import Stack
+from sm121.pins.model import FamilyPin, Stack
+from sm121.ui import Ui
 
 Kind = Literal["family", "host"]
+KINDS: tuple[Kind, ...] = ("host", "family")
 # vLLM's requirement files that end up in the wheel's METADATA (setup.py, get_requirements).
 REQUIREMENT_FILES = ("requirements/cuda.txt", "requirements/common.txt")
 
@@ -41,6 +45,7 @@ def inputs_digest(stack: Stack, kind: Kind, requirement_digests: Mapping[str, st
     """
     parts = [
         kind,
+        stack.lock_date.isoformat(),
         stack.cuda.model_dump_json(include={"toolkit"}),
         *(
             f"{name}:{pin.version}{sorted(pin.extras)}"
@@ -53,7 +58,46 @@ def inputs_digest(stack: Stack, kind: Kind, requirement_digests: Mapping[str, st
         parts += stack.host.requirements
     else:
         parts += [requirement_digests[name] for name in REQUIREMENT_FILES]
+        parts += [f"{name}=={version}" for name, version in sorted(stack.installer.items())]
+    parts += [f"{name}:{date.isoformat()}" for name, date in sorted(stack.lock_newer.items())]
     return sha256_text(*parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """One lock of the stack, just resolved, and the file that it belongs into."""
+
+    kind: Kind
+    target: Target
+    filename: str
+    lock: Pylock
+
+
+def resolve_all(
+    stack: Stack, requirement_files: Mapping[str, str], *, logs: Path, ui: Ui
+) -> list[Resolved]:
+    """Resolve every lock of the stack at once: uv waits for the index most of the time.
+
+    requirement_files: text of each of REQUIREMENT_FILES, as patched. logs: folder that gets
+    one log for each. Raises as `resolve` does, for the first that fails.
+    """
+    wanted = [(target, kind) for target in lock_targets(stack) for kind in KINDS]
+
+    def one(target: Target, kind: Kind) -> Resolved:
+        filename = lock_path(Path(), "", kind, target).name
+        log = logs / f"lock.{filename.removeprefix('pylock.').removesuffix('.toml')}.log"
+        lock = resolve(stack, kind, target, requirement_files, log=log)
+        return Resolved(kind=kind, target=target, filename=filename, lock=lock)
+
+    with ui.progress("lock") as progress, ThreadPoolExecutor(len(wanted)) as pool:
+        jobs = [pool.submit(one, *item) for item in wanted]
+        try:
+            for count, _ in enumerate(as_completed(jobs), start=1):
+                progress.update(f"{count} of {len(jobs)} resolved")
+            return [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def resolve(
@@ -70,12 +114,13 @@ def resolve(
             for name in REQUIREMENT_FILES:
                 (folder / Path(name).name).write_text(requirement_files[name], encoding="utf-8")
             requirements += [f"-r {folder / Path(REQUIREMENT_FILES[0]).name}"]
-            requirements += [
-                f"{name}{_extras(pin.extras)}=={pin.version}" for name, pin in stack.family.items()
-            ]
+            requirements += [_exact(name, pin) for name, pin in stack.family.items()]
+            requirements += [f"{name}=={version}" for name, version in stack.installer.items()]
             overrides = folder / "overrides.txt"
+            # With its extras: uv takes an override for the whole requirement, so one without
+            # them loses what they bring.
             overrides.write_text(
-                "".join(f"{name}=={stack.family[name].version}\n" for name in stack.overrides)
+                "".join(f"{_exact(name, stack.family[name])}\n" for name in stack.overrides)
             )
             arguments += ["--override", overrides]
         constraints = folder / "constraints.txt"
@@ -83,6 +128,8 @@ def resolve(
             "".join(f"{name}=={version}\n" for name, version in stack.cuda.toolkit.items())
         )
         arguments += ["--constraints", constraints, "--exclude-newer", stack.lock_date.isoformat()]
+        for name, date in stack.lock_newer.items():
+            arguments += ["--exclude-newer-package", f"{name}={date.isoformat()}"]
         files = compile_lock(
             requirements,
             uv_platform=target.uv_platform,
@@ -99,8 +146,9 @@ def resolve(
     )
 
 
-def _extras(extras: tuple[str, ...]) -> str:
-    return f"[{','.join(extras)}]" if extras else ""
+def _exact(name: str, pin: FamilyPin) -> str:
+    extras = f"[{','.join(pin.extras)}]" if pin.extras else ""
+    return f"{name}{extras}=={pin.version}"
 
 
 def _choose(files: list[IndexFile], target: Target) -> list[LockedFile]:

@@ -49,8 +49,17 @@ def load_stack(pins: Path, name: str) -> Stack:
             remedy=f"Did you mean `--stack {near[0]}`?" if near else "",
         )
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PinsFault(f"{path} is not TOML.", cause=str(error)) from error
+    return parse_stack(text, path)
+
+
+def parse_stack(text: str, path: Path) -> Stack:
+    """Validate the text of a stack.toml; path is only named in messages. Raises PinsFault."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise PinsFault(f"{path} is not TOML.", cause=str(error)) from error
     try:
         return Stack.model_validate(data)

@@ -141,6 +141,13 @@ class FamilyPin(Model):
     extras: tuple[str, ...] = ()
 
 
+class YieldPin(Model):
+    """A wheel that gives up the paths that another one owns too, and why."""
+
+    to: Distribution
+    reason: str
+
+
 class HostPin(Model):
     """What the build host's own environment needs beside torch and the toolkit."""
 
@@ -193,11 +200,14 @@ class Stack(Model):
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     lock_date: AwareDatetime
+    lock_newer: dict[Distribution, AwareDatetime] = {}
     vllm: VllmPin
     cuda: CudaPin
     targets: dict[TargetName, TargetPin]
     family: dict[Distribution, FamilyPin]
     overrides: dict[Distribution, str]
+    yields: dict[Distribution, YieldPin] = {}
+    installer: dict[Distribution, VersionText] = {}
     host: HostPin
     sources: dict[str, SourcePin]
     components: dict[str, str]
@@ -209,6 +219,9 @@ class Stack(Model):
         for name in self.overrides:
             if name not in self.family:
                 raise ValueError(f"overrides.{name}: not a member of the family")
+        for name, pin in self.yields.items():
+            if pin.to == name or pin.to in self.yields:
+                raise ValueError(f"yields.{name}.to: must be a wheel that keeps its paths")
         for name, profile in self.profiles.items():
             for source in profile.sources:
                 if source not in self.sources:

@@ -54,7 +54,17 @@ class LibraryEntry(Entry):
     needed: tuple[str, ...]
 
 
+class OriginalEntry(Entry):
+    """The vendor's file that a repaired wheel was made of."""
+
+    filename: str
+    sha256: Sha256
+
+
 class WheelEntry(Entry):
+    """origin: compiled here, as the index has it, or repaired. original, changes: of a
+    repaired one, what it was made of and what was done (never to a binary)."""
+
     filename: str
     distribution: str
     version: str
@@ -62,6 +72,8 @@ class WheelEntry(Entry):
     sha256: Sha256
     origin: Literal["built", "index", "repaired"]
     libraries: dict[str, LibraryEntry] = {}
+    original: OriginalEntry | None = None
+    changes: tuple[str, ...] = ()
 
 
 class Check(Entry):
@@ -73,7 +85,11 @@ class Check(Entry):
 
 
 class Manifest(Entry):
-    """The whole of manifest.json."""
+    """The whole of manifest.json.
+
+    complete: holds every wheel of the lock, and so can be installed offline. notices: what a
+    person who copies or publishes the folder must know.
+    """
 
     schema_version: Literal[1]
     stack: str
@@ -82,6 +98,8 @@ class Manifest(Entry):
     glibc: str
     profile: str
     partial: bool
+    complete: bool
+    notices: tuple[str, ...]
     arch: str
     base: Base
     patches: tuple[PatchEntry, ...]

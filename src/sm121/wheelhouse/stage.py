@@ -1,38 +1,29 @@
-"""Stage `wheelhouse`: gather, describe, replace in one step."""
+"""Stage `wheelhouse`: gather, check, describe, replace in one step."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import parse_wheel_filename
-
 from sm121.compile.stage import CompileStage
 from sm121.context import Context, Results
 from sm121.errors import CheckFailed
-from sm121.files import fresh_directory, sha256_text
-from sm121.lock.pylock import lock_path
-from sm121.patches.series import load_series
-from sm121.patches.stage import series_folder
-from sm121.wheelhouse.manifest import (
-    Base,
-    Check,
-    ComponentEntry,
-    LibraryEntry,
-    Manifest,
-    PatchEntry,
-    WheelEntry,
-    render,
-)
+from sm121.files import fresh_directory, link_or_copy, sha256_text
+from sm121.lock.pylock import LockedFile, lock_path, make_lock, render_lock
+from sm121.repair.stage import RepairStage, family_files, fetch_family
+from sm121.rules.model import FILE as RULES
+from sm121.rules.model import load_rules
+from sm121.wheelhouse.check import check_set
+from sm121.wheelhouse.describe import describe, wheel_entry
+from sm121.wheelhouse.manifest import Check, Manifest, OriginalEntry, WheelEntry, render
+from sm121.wheelhouse.sums import verify_sums, write_sums
 
-SUMS = "SHA256SUMS"
 MANIFEST = "manifest.json"
-# A build for deployment; anything less says so (sync refuses it unless told otherwise).
-_WHOLE_PROFILES = ("full",)
+PYLOCK = "pylock.toml"
+INSTALLER = Path(__file__).with_name("install.py")
 
 
 class WheelhouseStage:
@@ -43,7 +34,7 @@ class WheelhouseStage:
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
         compiled = results["compile"]
-        return {
+        inputs = {
             "stack": context.stack_name,
             "target": context.options.target,
             "profile": context.options.profile,
@@ -53,7 +44,12 @@ class WheelhouseStage:
             ),
             "patched commit": str(results["patch"]["commit"]),
             "source": str(results["source"]["reason"]),
+            "dependencies": "with" if context.options.with_deps else "without",
         }
+        if context.options.with_deps:
+            inputs["repaired wheels"] = str(results["repair"]["fingerprint"])
+            inputs["family rules"] = context.memory.sha256(context.layout.pins / RULES)
+        return inputs
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
         folder = context.layout.wheelhouse
@@ -66,6 +62,9 @@ class WheelhouseStage:
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         final = context.layout.wheelhouse
         guard_foreign(final)
+        if (final / MANIFEST).is_file():
+            for fault in verify_sums(context, final):
+                context.ui.note(f"in the wheelhouse until now: {fault}")
         compiled = results["compile"]
         wheel = CompileStage().dist(context) / str(compiled["wheel"])
         with fresh_directory(final) as fresh:
@@ -73,17 +72,83 @@ class WheelhouseStage:
             if (final / "README.md").is_file():
                 shutil.copy2(final / "README.md", fresh / "README.md")
             place(wheel, fresh / wheel.name)
-            manifest = render(describe(context, results, [fresh / wheel.name]))
+            ours = wheel_entry(
+                fresh / wheel.name, context.memory, origin="built",
+                libraries=compiled["libraries"],
+            )  # fmt: skip
+            entries, checks = [ours], [_NO_DEPENDENCIES]
+            if context.options.with_deps:
+                entries += gather(context, results, fresh)
+                (fresh / PYLOCK).write_text(wheelhouse_lock(context, entries), encoding="utf-8")
+                shutil.copyfile(INSTALLER, fresh / INSTALLER.name)
+                wheels, checks = check_set(fresh, load_rules(context.layout.pins), context.runtime)
+            described = describe(context, results, entries, checks)
+            manifest = render(described)
             (fresh / MANIFEST).write_text(manifest, encoding="utf-8")
+            if context.options.with_deps:
+                from sm121.wheelhouse import sbom
+
+                text = sbom.render_sbom(described, wheels, date=context.stack.vllm.date)
+                (fresh / sbom.FILE).write_text(text, encoding="utf-8")
             write_sums(context, fresh)
+        for name in [*(entry.filename for entry in entries), MANIFEST]:
+            # Renamed with the folder: the same files, known by their hash already.
+            context.memory.moved(fresh / name, final / name)
         return {"manifest": sha256_text(manifest)}
 
 
+_NO_DEPENDENCIES = Check(
+    name="dependencies",
+    verdict="not run",
+    detail="this wheelhouse holds vllm only; the family's wheels come with --with-deps",
+)
+
+
 def place(source: Path, destination: Path) -> None:
-    """Copy a wheel into the wheelhouse: a copy of its own, so that no later edit of one
+    """Copy our wheel into the wheelhouse: a copy of its own, so that no later edit of one
     changes the other; the hard link is not used for the same reason."""
     shutil.copyfile(source, destination)
     destination.chmod(0o644)
+
+
+def gather(context: Context, results: Results, folder: Path) -> list[WheelEntry]:
+    """Put the lock's wheels into the folder, repaired ones in place of theirs.
+
+    Hard links, since it is several GB: the cache notices by itself if one is altered.
+    """
+    repaired = results["repair"]["repaired"]
+    paths = fetch_family(context, results)
+    entries = []
+    for file in family_files(context, results):
+        facts = repaired.get(file.distribution)
+        name = str(facts["filename"]) if facts else file.filename
+        source = RepairStage().folder(context) / name if facts else paths[file.sha256]
+        link_or_copy(source, folder / name)
+        context.memory.remember(folder / name, str(facts["sha256"]) if facts else file.sha256)
+        original = OriginalEntry(filename=file.filename, sha256=file.sha256) if facts else None
+        entries.append(
+            wheel_entry(
+                folder / name, context.memory, origin="repaired" if facts else "index",
+                original=original, changes=tuple(facts["changes"]) if facts else (),
+            )
+        )  # fmt: skip
+    return entries
+
+
+def wheelhouse_lock(context: Context, entries: list[WheelEntry]) -> str:
+    """pylock.toml of the folder itself: bare names, repaired hashes, and our vllm."""
+    files = [
+        LockedFile(
+            distribution=e.distribution, version=e.version, filename=e.filename,
+            sha256=e.sha256, size=e.size,
+        )
+        for e in entries
+    ]  # fmt: skip
+    family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
+    lock = make_lock(
+        files, python=context.runtime.python, inputs=context.memory.sha256(family), folder=""
+    )
+    return render_lock(lock, made=f"`nox -s build` from {family.name}")
 
 
 def guard_foreign(folder: Path) -> None:
@@ -97,105 +162,6 @@ def guard_foreign(folder: Path) -> None:
             cause="a build replaces the whole folder, and these would be lost",
             remedy="Move them away, or build into another folder with --wheelhouse.",
         )
-
-
-def describe(context: Context, results: Results, wheels: list[Path]) -> Manifest:
-    """The manifest of a gathered wheelhouse."""
-    source, patch, compiled = results["source"], results["patch"], results["compile"]
-    stack = context.stack
-    sums = {p.name: p.sha256 for p in load_series(series_folder(context))}
-    built = tuple(context.profile.components)
-    left_out = {
-        name: stack.left_out.get(name, f"not in profile {context.options.profile}")
-        for name in stack.components
-        if name not in built
-    }
-    family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
-    entries = []
-    for wheel in wheels:
-        distribution, version, _, _ = parse_wheel_filename(wheel.name)
-        entries.append(
-            WheelEntry(
-                filename=wheel.name,
-                distribution=distribution,
-                version=str(version),
-                size=wheel.stat().st_size,
-                sha256=context.memory.sha256(wheel),
-                origin="built",
-                libraries={
-                    name: LibraryEntry(machine=lib["machine"], needed=tuple(lib["needed"]))
-                    for name, lib in compiled["libraries"].items()
-                },
-            )
-        )
-    return Manifest(
-        schema_version=1,
-        stack=context.stack_name,
-        target=context.options.target,
-        python=context.runtime.python,
-        glibc=stack.targets[context.options.target].glibc,
-        profile=context.options.profile,
-        partial=context.options.profile not in _WHOLE_PROFILES,
-        arch=context.arch,
-        base=Base(
-            version=stack.vllm.version,
-            commit=stack.vllm.commit,
-            provider=source["provider"],
-            provider_reason=source["reason"],
-            sdist_sha256=stack.vllm.sdist_sha256,
-        ),
-        patches=tuple(
-            PatchEntry(**{k: v for k, v in p.items() if k != "offset"}, sha256=sums[p["name"]])
-            for p in patch["patches"]
-        ),
-        patched_commit=patch["commit"],
-        lock_sha256={family.name: context.memory.sha256(family)},
-        components=ComponentEntry(built=built, left_out=left_out),
-        tools={
-            **results["environment"]["tools"],
-            "python": results["environment"]["python"],
-            "compiler": results["toolkit"]["compiler"],
-            "build": "native" if results["toolkit"]["native"] else "cross",
-        },
-        wheels=tuple(entries),
-        checks=(
-            Check(
-                name="wheel",
-                verdict="passed",
-                detail="platform, version, components, NEEDED, RUNPATH, build paths, METADATA",
-            ),
-            Check(
-                name="dependencies",
-                verdict="not run",
-                detail="this wheelhouse holds vllm only; the family's wheels are in the lock",
-            ),
-        ),
-    )
-
-
-def write_sums(context: Context, folder: Path) -> None:
-    """SHA256SUMS of all wheels and the manifest, in the format of sha256sum(1)."""
-    files = sorted([*folder.glob("*.whl"), folder / MANIFEST], key=lambda f: f.name)
-    lines = [f"{context.memory.sha256(file)}  {file.name}\n" for file in files]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def verify_sums(context: Context, folder: Path) -> list[str]:
-    """Faults of a wheelhouse against its own SHA256SUMS: missing, altered and extra files."""
-    try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return [f"{SUMS} is missing"]
-    wanted = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    faults = []
-    for name, digest in wanted.items():
-        file = folder / os.path.basename(name)  # noqa: PTH119 - never outside the folder
-        if not file.is_file():
-            faults.append(f"{name} is missing")
-        elif context.memory.sha256(file) != digest:
-            faults.append(f"{name} was altered")
-    faults += [f"{p.name} is not listed" for p in folder.glob("*.whl") if p.name not in wanted]
-    return faults
 
 
 def load_manifest(folder: Path) -> Manifest | None:

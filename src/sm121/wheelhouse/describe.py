@@ -1,0 +1,114 @@
+"""The manifest of a gathered wheelhouse, from what the stages found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.utils import parse_wheel_filename
+
+from sm121.context import Context, Results
+from sm121.files import HashMemory
+from sm121.lock.pylock import lock_path
+from sm121.patches.series import load_series
+from sm121.patches.stage import series_folder
+from sm121.repair.wheels import NOTICE
+from sm121.wheelhouse.manifest import (
+    Base,
+    Check,
+    ComponentEntry,
+    LibraryEntry,
+    Manifest,
+    OriginalEntry,
+    PatchEntry,
+    WheelEntry,
+)
+
+# A build for deployment; anything less says so (sync refuses it unless told otherwise).
+_WHOLE_PROFILES = ("full",)
+
+
+def wheel_entry(
+    path: Path,
+    memory: HashMemory,
+    *,
+    origin: Literal["built", "index", "repaired"],
+    libraries: Mapping[str, Mapping[str, Any]] | None = None,
+    original: OriginalEntry | None = None,
+    changes: tuple[str, ...] = (),
+) -> WheelEntry:
+    """One wheel of the folder as the manifest has it."""
+    distribution, version, _, _ = parse_wheel_filename(path.name)
+    return WheelEntry(
+        filename=path.name,
+        distribution=distribution,
+        version=str(version),
+        size=path.stat().st_size,
+        sha256=memory.sha256(path),
+        origin=origin,
+        libraries={
+            name: LibraryEntry(machine=lib["machine"], needed=tuple(lib["needed"]))
+            for name, lib in (libraries or {}).items()
+        },
+        original=original,
+        changes=changes,
+    )
+
+
+def describe(
+    context: Context, results: Results, wheels: Sequence[WheelEntry], checks: Sequence[Check]
+) -> Manifest:
+    """The manifest. checks: verdicts on the set; the built wheel's own is added."""
+    source, patch, tools = results["source"], results["patch"], results["environment"]["tools"]
+    stack = context.stack
+    sums = {p.name: p.sha256 for p in load_series(series_folder(context))}
+    built = tuple(context.profile.components)
+    left_out = {
+        name: stack.left_out.get(name, f"not in profile {context.options.profile}")
+        for name in stack.components
+        if name not in built
+    }
+    family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
+    repaired = [w.filename for w in wheels if w.origin == "repaired"]
+    return Manifest(
+        schema_version=1,
+        stack=context.stack_name,
+        target=context.options.target,
+        python=context.runtime.python,
+        glibc=stack.targets[context.options.target].glibc,
+        profile=context.options.profile,
+        partial=context.options.profile not in _WHOLE_PROFILES,
+        complete=context.options.with_deps,
+        notices=(f"{', '.join(repaired)}: {NOTICE}",) if repaired else (),
+        arch=context.arch,
+        base=Base(
+            version=stack.vllm.version,
+            commit=stack.vllm.commit,
+            provider=source["provider"],
+            provider_reason=source["reason"],
+            sdist_sha256=stack.vllm.sdist_sha256,
+        ),
+        patches=tuple(
+            PatchEntry(**{k: v for k, v in p.items() if k != "offset"}, sha256=sums[p["name"]])
+            for p in patch["patches"]
+        ),
+        patched_commit=patch["commit"],
+        lock_sha256={family.name: context.memory.sha256(family)},
+        components=ComponentEntry(built=built, left_out=left_out),
+        tools={
+            **tools,
+            "python": results["environment"]["python"],
+            "compiler": results["toolkit"]["compiler"],
+            "build": "native" if results["toolkit"]["native"] else "cross",
+        },
+        wheels=tuple(wheels),
+        checks=(
+            Check(
+                name="wheel",
+                verdict="passed",
+                detail="platform, version, components, NEEDED, RUNPATH, build paths, METADATA",
+            ),
+            *checks,
+        ),
+    )
