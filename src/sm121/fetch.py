@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from filelock import FileLock
+
 from sm121.errors import HashMismatch, NetworkFault
 from sm121.files import HashMemory, link_or_copy, sha256_file
 from sm121.index import IndexFile, index_credentials, locate
@@ -188,6 +190,19 @@ def download(
     if final.is_file():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
+    # The cache may serve several checkouts at once (SM121_CACHE): one writes a part file.
+    with FileLock(final.with_name(final.name + ".lock")):
+        if not final.is_file():
+            _fill(file, final, client, advance)
+    return final
+
+
+def _fill(
+    file: IndexFile,
+    final: Path,
+    client: httpx.Client | None,
+    advance: Callable[[str, int], None],
+) -> None:
     part = final.with_name(final.name + ".part")
     if urlsplit(file.url).scheme == "file":
         shutil.copyfile(unquote(urlsplit(file.url).path), part)
@@ -204,7 +219,6 @@ def download(
             "between serves another file: do not use it.",
         )
     part.replace(final)
-    return final
 
 
 def _stream(

@@ -114,19 +114,23 @@ def compile_lock(
                 "error sending request",
                 "dns error",
                 "network connectivity",
+                "network was disabled",
+                "unauthorized",
+                "forbidden",
             )
         ):
             raise NetworkFault(
                 "The package index could not be reached.",
                 cause=_where_and_why(finished.output),
-                remedy="Check the network, or the index that uv is configured with "
-                "(UV_DEFAULT_INDEX, uv.toml), and run the same command again.",
+                remedy="Check the network, UV_OFFLINE, and the index that uv is configured with "
+                "(UV_DEFAULT_INDEX, uv.toml; credentials), and run the same command again.",
             )
         raise ToolFailed(
             "The requirements cannot be resolved.",
             returncode=finished.returncode,
             tail=finished.output.splitlines()[-20:],
             log=log,
+            remedy="If the index is a mirror, it may lack a version; otherwise correct stack.toml.",
         )
     return list(_index_files(tomllib.loads(finished.output)))
 

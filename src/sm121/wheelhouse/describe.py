@@ -56,11 +56,21 @@ def wheel_entry(
     )
 
 
+def tools(results: Results) -> dict[str, str]:
+    """What made the wheel: versions of the build's tools, compiler, native or cross."""
+    return {
+        **results["environment"]["tools"],
+        "python": results["environment"]["python"],
+        "compiler": results["toolkit"]["compiler"],
+        "build": "native" if results["toolkit"]["native"] else "cross",
+    }
+
+
 def describe(
     context: Context, results: Results, wheels: Sequence[WheelEntry], checks: Sequence[Check]
 ) -> Manifest:
     """The manifest. checks: verdicts on the set; the built wheel's own is added."""
-    source, patch, tools = results["source"], results["patch"], results["environment"]["tools"]
+    source, patch = results["source"], results["patch"]
     stack = context.stack
     sums = {p.name: p.sha256 for p in load_series(series_folder(context))}
     built = tuple(context.profile.components)
@@ -96,12 +106,7 @@ def describe(
         patched_commit=patch["commit"],
         lock_sha256={family.name: context.memory.sha256(family)},
         components=ComponentEntry(built=built, left_out=left_out),
-        tools={
-            **tools,
-            "python": results["environment"]["python"],
-            "compiler": results["toolkit"]["compiler"],
-            "build": "native" if results["toolkit"]["native"] else "cross",
-        },
+        tools=tools(results),
         wheels=tuple(wheels),
         checks=(
             Check(

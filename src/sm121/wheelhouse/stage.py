@@ -17,9 +17,9 @@ from sm121.repair.stage import RepairStage, family_files, fetch_family
 from sm121.rules.model import FILE as RULES
 from sm121.rules.model import load_rules
 from sm121.wheelhouse.check import check_set
-from sm121.wheelhouse.describe import describe, wheel_entry
+from sm121.wheelhouse.describe import describe, tools, wheel_entry
 from sm121.wheelhouse.manifest import Check, Manifest, OriginalEntry, WheelEntry, render
-from sm121.wheelhouse.sums import verify_sums, write_sums
+from sm121.wheelhouse.sums import SUMS, listed, verify_sums, write_sums
 
 MANIFEST = "manifest.json"
 PYLOCK = "pylock.toml"
@@ -44,6 +44,7 @@ class WheelhouseStage:
             ),
             "patched commit": str(results["patch"]["commit"]),
             "source": str(results["source"]["reason"]),
+            "tools": json.dumps(tools(results), sort_keys=True),
             "dependencies": "with" if context.options.with_deps else "without",
         }
         if context.options.with_deps:
@@ -151,14 +152,30 @@ def wheelhouse_lock(context: Context, entries: list[WheelEntry]) -> str:
     return render_lock(lock, made=f"`nox -s build` from {family.name}")
 
 
+def _made_by_us(manifest: Path) -> bool:
+    """Is it a manifest of ours, of whatever schema version?"""
+    try:
+        keys = set(json.loads(manifest.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return False
+    return {"schema_version", "stack", "profile", "wheels"} <= keys
+
+
 def guard_foreign(folder: Path) -> None:
-    """Refuse to replace a folder that no build made. Raises CheckFailed."""
-    if not folder.is_dir() or (folder / MANIFEST).is_file():
+    """Refuse to replace a folder with anything in it that no build put there.
+
+    Ours are: README.md, and what the SHA256SUMS of a folder with a manifest of ours lists.
+    Raises CheckFailed naming the rest, which replacing the folder would lose.
+    """
+    if not folder.is_dir():
         return
-    foreign = sorted(p.name for p in folder.iterdir() if p.name != "README.md")
-    if foreign:
+    ours = {"README.md"}
+    if _made_by_us(folder / MANIFEST):
+        ours |= {MANIFEST, SUMS, *listed(folder)}
+    if foreign := sorted(p.name for p in folder.iterdir() if p.name not in ours):
         raise CheckFailed(
-            f"{folder} holds files that no build made: {', '.join(foreign[:5])}.",
+            f"{folder} holds what no build made: {', '.join(foreign[:5])}"
+            + (f" and {len(foreign) - 5} more." if len(foreign) > 5 else "."),
             cause="a build replaces the whole folder, and these would be lost",
             remedy="Move them away, or build into another folder with --wheelhouse.",
         )

@@ -18,6 +18,15 @@ def write_sums(context: Context, folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
+def listed(folder: Path) -> set[str]:
+    """Names that a folder's SHA256SUMS lists; none if there is no such file."""
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {line.partition("  ")[2] for line in lines}
+
+
 def verify_sums(context: Context, folder: Path) -> list[str]:
     """Faults of a wheelhouse against its own SHA256SUMS: missing, altered and extra files."""
     try:
