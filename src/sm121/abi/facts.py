@@ -10,7 +10,7 @@ from sm121.abi.elf import Elf, Exports, Import
 from sm121.abi.fatbin import Code, Container
 
 # Part of the cache key. Raise it when a reader below changes what it finds.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

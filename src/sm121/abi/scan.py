@@ -127,6 +127,7 @@ def _scan_archive(
         texts["Requires-Python"] = str(headers.get("Requires-Python") or "")
         texts["Name"] = str(headers.get("Name") or "")
         texts["Version"] = str(headers.get("Version") or "")
+        texts["Requires-Dist"] = "\n".join(headers.get_all("Requires-Dist") or [])
     return Wheel(
         filename=archive.path.name, sha256=sha256, distribution=named[0], version=named[1],
         tags=named[2], files=files, texts=texts, binaries=tuple(binaries), damage=damage,
