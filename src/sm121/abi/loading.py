@@ -112,7 +112,7 @@ def findings(
 def _sentence(row: OpenSymbol) -> str:
     version = f" (version {row.version})" if row.version else ""
     loaded = "" if row.loaded_for == row.needed_by else f" when {row.loaded_for} is loaded"
-    known = f" (in {', '.join(row.found_in)} it is)" if row.found_in else ""
+    known = f"; it is in {', '.join(row.found_in)}" if row.found_in else ""
     expected = f"; {row.expected_in} should have it" if row.expected_in else ""
     return f"undefined symbol {row.demangled}{version}{loaded}{expected}{known}"
 

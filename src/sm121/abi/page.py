@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from sm121.abi.report import ComponentRow, Finding, Report
+from sm121.abi.report import BinaryRow, ComponentRow, Finding, Report
 from sm121.abi.table import _WORDS
 from sm121.ui import human_bytes
 
@@ -23,8 +23,8 @@ def to_html(report: Report) -> str:
     title = f"verify-abi: {report.result.upper()}"
     body = "\n".join(
         part for part in (
-            _head(report), _faults(report), _gpu(report), _family(report), _wheels(report),
-            _notes(report), _not_run(report),
+            _head(report), _faults(report), _gpu(report), _family(report), _loading(report),
+            _wheels(report), _notes(report), _not_run(report),
         ) if part
     )  # fmt: skip
     return (
@@ -122,8 +122,8 @@ def _gpu(report: Report) -> str:
 def _bars(rows: Iterable[ComponentRow]) -> str:
     body = "".join(
         f'<tr class="{row.result}"><td><code>{escape(row.component)}</code></td>'
-        f"<td>{_bar(row)}</td><td class=num>{row.sass}</td><td class=num>{row.ptx}</td>"
-        f"<td class=num>{row.none}</td><td class=num>{human_bytes(row.bytes) if row.bytes else ''}</td>"
+        f"<td>{_bar(row)}</td><td class=num>{row.sass or ''}</td><td class=num>{row.ptx or ''}</td>"
+        f"<td class=num>{row.none or ''}</td><td class=num>{human_bytes(row.bytes) if row.bytes else ''}</td>"
         f"<td>{_verdict(row)}</td></tr>"
         for row in rows
     )
@@ -170,6 +170,49 @@ def _family(report: Report) -> str:
         "<section><h2>The family</h2><table><thead><tr><th>who</th><th>found</th><th>wanted</th>"
         f"<th>verdict</th></tr></thead><tbody>{rows}</tbody></table></section>"
     )
+
+
+def _loading(report: Report) -> str:
+    """Symbol verdicts: vLLM's files and failed ones in sight, the others folded."""
+    rows = [b for b in report.binaries if b.loadable]
+    bad = {(f.wheel, f.file) for f in report.faults if f.kind in ("symbol", "library")}
+    shown = [b for b in rows if b.wheel.startswith("vllm") or (b.wheel, b.file) in bad]
+    rest = [b for b in rows if b not in shown]
+    if not rows:
+        return ""
+    parts = ["<section><h2>What the loader finds</h2>"]
+    if shown:
+        parts.append(_binary_table(shown))
+    if rest:
+        inner = _binary_table(rest)
+        parts.append(f"<details><summary>{len(rest)} other files</summary>{inner}</details>")
+    return "".join(parts) + "</section>"
+
+
+def _binary_table(rows: Iterable[BinaryRow]) -> str:
+    body = "".join(
+        f"<tr><td><code>{escape(row.file)}</code></td><td class=num>{row.symbols:,}</td>"
+        f"<td>{_binary_verdict(row)}</td></tr>"
+        for row in rows
+    )
+    return (
+        "<table><thead><tr><th>file</th><th class=num>symbols it needs</th><th>verdict</th></tr>"
+        f"</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _binary_verdict(row: BinaryRow) -> str:
+    if not row.open and not row.libraries:
+        return "all found"
+    text = []
+    if row.libraries:
+        text.append(f"no {escape(', '.join(row.libraries[:4]))}")
+    if row.open:
+        text.append(f"{row.open} not found")
+    said = "; ".join(text)
+    if row.allowed:
+        return f'{said} <span class="dim">(optional)</span>'
+    return f'<strong class="fail">FAIL</strong> {said}'
 
 
 def _wheels(report: Report) -> str:

@@ -96,6 +96,22 @@ class WheelRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BinaryRow:
+    """Symbol verdict of one file. symbols: strong references looked up; open: of them found
+    nowhere; libraries: NEEDED entries found nowhere. allowed: policy says why that is right.
+    loadable: False for device code, debug files and other interpreters' modules.
+    """
+
+    wheel: str
+    file: str
+    symbols: int
+    open: int
+    libraries: tuple[str, ...]
+    allowed: bool
+    loadable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FamilyRow:
     """One line of the family table: who, which version or build, and what of it."""
 
@@ -126,6 +142,7 @@ class Report:
     profile: str
     result: Passed
     wheels: tuple[WheelRow, ...]
+    binaries: tuple[BinaryRow, ...]
     against: tuple[str, ...]
     components: tuple[ComponentRow, ...]
     open_symbols: tuple[OpenSymbol, ...]

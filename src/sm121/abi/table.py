@@ -39,7 +39,7 @@ def _lines(report: Report) -> Iterator[str]:
     if report.family:
         yield ""
         width = max(len(row.name) for row in report.family)
-        yield f"{'family':<{width}}  "
+        yield "The family"
         for row in report.family:
             mark = "ok  " if row.result == "pass" else "FAIL"
             text = row.text or (f"wanted {row.wanted}" if row.result == "fail" else "")
@@ -55,19 +55,28 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _gpu(report: Report) -> Iterator[str]:
-    rows = [row for row in report.components if row.sass + row.ptx + row.none or row.result == "fail"]
-    if not rows:
+    with_code = [row for row in report.components if row.sass + row.ptx + row.none]
+    rows = [row for row in report.components if row.result == "fail"]
+    rows += [row for row in with_code if row.wheel.startswith("vllm-") and row not in rows]
+    rest = [row for row in with_code if row not in rows]
+    if not with_code and not rows:
         return
     yield ""
-    width = max(len(row.component) for row in rows)
-    yield (
-        f"{'GPU code':<{width}}  {'# native   + driver JIT   . none':<{_BAR + 14}}  SASS   PTX  none"
-    )
+    width = max([len(row.component) for row in rows] + [10])
+    yield f"{'GPU code':<{width}}  {'# native  + JIT  . none':<{_BAR + 12}}  SASS   PTX  none"
     for row in rows:
+        size = human_bytes(row.bytes) if row.bytes else ""
         mark = "" if row.result == "pass" else "  FAIL"
         yield (
-            f"{row.component:<{width}}  {bar(row):<{_BAR}} {human_bytes(row.bytes):>9}     "
+            f"{row.component:<{width}}  {bar(row):<{_BAR}} {size:>9}   "
             f"{row.sass:5} {row.ptx:5} {row.none:5}{mark}"
+        )
+    if rest:
+        native = sum(row.sass > 0 for row in rest)
+        jit = sum(not row.sass and row.ptx > 0 for row in rest)
+        yield (
+            f"{len(rest)} other libraries with GPU code: {native} native, {jit} by JIT, "
+            f"{len(rest) - native - jit} with none (see --html)"
         )
 
 

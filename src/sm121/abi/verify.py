@@ -28,7 +28,7 @@ from sm121.abi.inputs import Manifest, environment_site, overlap_paths, wheel_pa
 from sm121.abi.patched import PatchFile
 from sm121.abi.policy.model import Policy
 from sm121.abi.report import (
-    ComponentRow, FamilyRow, Finding, NotRun, OpenSymbol, Report, WheelRow,
+    BinaryRow, ComponentRow, FamilyRow, Finding, NotRun, OpenSymbol, Report, WheelRow,
 )  # fmt: skip
 from sm121.abi.scan import FactsCache, scan_environment, scan_wheels
 from sm121.files import HashMemory
@@ -191,10 +191,12 @@ def _report(
     components: Sequence[ComponentRow], family: Sequence[FamilyRow], not_run: Sequence[NotRun],
     checked: Mapping[str, int],
 ) -> Report:  # fmt: skip
-    rows = []
+    rows: list[WheelRow] = []
+    binaries: list[BinaryRow] = []
     for wheel in context.subjects:
         mine = [f for f in findings if f.wheel == wheel.filename]
         faults = sum(f.severity == "fault" for f in mine)
+        binaries += _binaries(wheel, mine, checked)
         rows.append(
             WheelRow(
                 filename=wheel.filename, sha256=wheel.sha256, binaries=len(wheel.binaries),
@@ -207,10 +209,28 @@ def _report(
         schema_version=1, target=context.target.name, machine=context.target.machine,
         python=context.target.python, arch=str(context.arch), profile=context.expected.profile,
         result="fail" if any(f.severity == "fault" for f in findings) else "pass",
-        wheels=tuple(rows), against=tuple(w.filename for w in context.others),
+        wheels=tuple(rows), binaries=tuple(binaries), against=tuple(w.filename for w in context.others),
         components=tuple(components), open_symbols=tuple(open_symbols), findings=tuple(findings),
         family=tuple(family), not_run=tuple(not_run),
     )  # fmt: skip
+
+
+def _binaries(
+    wheel: Wheel, mine: Sequence[Finding], checked: Mapping[str, int]
+) -> list[BinaryRow]:
+    rows = []
+    for binary in wheel.binaries:
+        about = [f for f in mine if f.file == binary.path and f.kind in ("symbol", "library")]
+        rows.append(
+            BinaryRow(
+                wheel=wheel.filename, file=binary.path, symbols=checked.get(binary.path, 0),
+                open=sum(f.kind == "symbol" for f in about),
+                libraries=tuple(n for f in about if f.kind == "library" for n in f.names),
+                allowed=bool(about) and all(f.severity == "note" for f in about),
+                loadable=binary.path in checked,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def with_family(report: Report, family: FamilyCheck) -> Report:
