@@ -109,7 +109,7 @@ def check_cuda_builds(context: Context) -> tuple[list[Finding], list[FamilyRow]]
     torch_build = _build(torch, "torch/version.py") if torch else ("", "")
     for rule in context.policy.cuda_builds:
         wheel = context.distribution(rule.distribution)
-        if wheel is None:
+        if wheel is None or (wheel not in context.subjects and wheel is not torch):
             continue
         version, cuda = _build(wheel, rule.version_file)
         problems = list(_problems(rule, wheel, (version, cuda), torch, torch_build))
