@@ -71,7 +71,7 @@ class Archive:
             raise Malformed(f"not a sound zip archive: {error}") from error
         seen: set[str] = set()
         for info in infos:
-            if info.is_dir():
+            if info.filename.endswith("/"):  # ZipInfo.is_dir fails on an empty name
                 _check_name(info.filename.rstrip("/") or "/")
                 continue
             _check_name(info.filename)
