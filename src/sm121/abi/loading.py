@@ -73,7 +73,9 @@ def findings(
     broken = {missing.root for missing in resolution.missing}
     for missing in resolution.missing:
         user = missing.user
-        through = "" if missing.root is user else f" (loaded for {missing.root.path})"
+        through = f" (needed by {missing.through})" if missing.through else ""
+        if missing.root is not user:
+            through = f" (loaded for {missing.root.path})"
         out.append(
             finding(
                 "library", user.wheel, user.path,

@@ -25,11 +25,12 @@ class Open:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
-    """A NEEDED library that is nowhere."""
+    """A NEEDED library that is nowhere. through: who needs it, when that is not judged itself."""
 
     library: str
     user: Loaded
     root: Loaded
+    through: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +135,11 @@ class Resolver:
                 if user in wanted:
                     missing.setdefault(
                         (user, name), Missing(library=name, user=user, root=root)
+                    )
+                elif root in wanted:
+                    missing.setdefault(
+                        (root, name),
+                        Missing(library=name, user=root, root=root, through=user.path),
                     )
             for user in closure.objects:
                 if user not in wanted:
