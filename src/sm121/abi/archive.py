@@ -179,7 +179,7 @@ def _inflate(engine: object, raw: bytes, name: str) -> Iterator[bytes]:
             raw = engine.unconsumed_tail  # type: ignore[attr-defined]
             if engine.eof or (not raw and len(data) < 4 * _CHUNK):  # type: ignore[attr-defined]
                 return
-    except isal_zlib.error as error:
+    except isal_zlib.error as error:  # type: ignore[misc]  # its stub says object
         raise Malformed(f"{name} is damaged: {error}") from error
 
 

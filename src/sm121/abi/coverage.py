@@ -73,12 +73,20 @@ def _missing(context: Context) -> Iterator[tuple[str, Wheel, str]]:
     present = {f.name for f in _components(context, wheel)}
     for name in context.expected.built:
         if name not in context.policy.components:
-            yield name, wheel, f"component {name} is in the profile, but policy does not say which file it is"
+            yield (
+                name,
+                wheel,
+                f"component {name} is in the profile, but policy does not say which file it is",
+            )
         elif name not in present:
             file = context.policy.components[name].file
-            yield name, wheel, (
-                f"component {name} is missing: profile {context.expected.profile or '?'} lists "
-                f"it, and no file {file} is in the wheel"
+            yield (
+                name,
+                wheel,
+                (
+                    f"component {name} is missing: profile {context.expected.profile or '?'} lists "
+                    f"it, and no file {file} is in the wheel"
+                ),
             )
 
 
@@ -145,9 +153,7 @@ def _none(context: Context, one: _Found, count: int, why: list[str]) -> Finding:
     )  # fmt: skip
 
 
-def _ptx(
-    context: Context, one: _Found, count: int, required: bool, why: list[str]
-) -> Finding:
+def _ptx(context: Context, one: _Found, count: int, required: bool, why: list[str]) -> Finding:
     """Objects that only the driver's JIT makes usable: slow at first use, and generic code.
 
     For a component that a profile lists, only as policy allows it: an arch list that got

@@ -106,8 +106,8 @@ def read_versions(
             total += 1
             if total > _MAX_VERSIONS:
                 raise Malformed("more symbol versions than an index can name")
-            _, flags, other, name, next_aux = _unpack("<IHHII", verneed, aux_at)
-            text = strings.at(name)
+            _, flags, other, name_at, next_aux = _unpack("<IHHII", verneed, aux_at)
+            text = strings.at(name_at)
             by_index[other & 0x7FFF] = (library, text)
             if not flags & 2:  # VER_FLG_WEAK: absence is only a warning
                 names.append(text)

@@ -94,7 +94,9 @@ def check_paths(context: Context) -> Iterator[Finding]:
     for wheel in context.subjects:
         for binary in wheel.binaries:
             elf = binary.elf
-            for name, value in (("RPATH", elf and elf.rpath), ("RUNPATH", elf and elf.runpath)):
+            if elf is None:
+                continue
+            for name, value in (("RPATH", elf.rpath), ("RUNPATH", elf.runpath)):
                 if value is None:
                     continue
                 for entry in value.split(":"):

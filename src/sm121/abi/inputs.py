@@ -105,7 +105,9 @@ class Manifest:
         for name, sha256 in self.wheels.items():
             wheel = present.get(name)
             if wheel is None:
-                yield finding("archive", None, "", f"{name} is in the manifest but not in the folder")
+                yield finding(
+                    "archive", None, "", f"{name} is in the manifest but not in the folder"
+                )
             elif wheel.sha256 != sha256:
                 yield finding(
                     "archive", wheel, "", f"is not the file that the manifest lists: sha256 is "

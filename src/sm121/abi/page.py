@@ -60,10 +60,12 @@ def _head(report: Report) -> str:
 def _faults(report: Report) -> str:
     if not report.faults:
         return ""
-    grouped: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    grouped: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for fault in report.faults:
         grouped[fault.kind][fault.wheel, fault.file].append(fault)
-    parts = ['<section><h2>What is wrong</h2>']
+    parts = ["<section><h2>What is wrong</h2>"]
     for kind, places in grouped.items():
         parts.append(f"<h3>{escape(_WORDS[kind].capitalize())}</h3>")
         for (wheel, file), faults in places.items():
@@ -248,7 +250,9 @@ def _notes(report: Report) -> str:
         places = sorted({n.file or n.wheel for n in group})
         shown = ", ".join(f"<code>{escape(p)}</code>" for p in places[:4])
         more = f" and {len(places) - 4} more" if len(places) > 4 else ""
-        parts.append(f"<li><strong>{escape(_WORDS[kind])}</strong>: {escape(why)}<br>{shown}{more}</li>")
+        parts.append(
+            f"<li><strong>{escape(_WORDS[kind])}</strong>: {escape(why)}<br>{shown}{more}</li>"
+        )
     return (
         "<section><h2>Allowed, and why</h2><p class=dim>Findings that policy says are no fault.</p>"
         f"<ul>{''.join(parts)}</ul></section>"

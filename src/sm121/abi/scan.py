@@ -208,7 +208,7 @@ def record_hashes(record: str, known: set[str]) -> dict[str, str]:
     """
     hashes: dict[str, str] = {}
     for line in record.splitlines():
-        path, _, rest = line.rpartition(",")
+        path, _, _size = line.rpartition(",")
         path, _, digest = path.rpartition(",")
         path = installed_path(path.strip('"'))
         if digest and path in known:
@@ -270,9 +270,7 @@ def scan_environment(
     ]  # fmt: skip
 
 
-def _cached_elf(
-    file: Path, path: str, fd: int, cache: FactsCache, memory: HashMemory
-) -> Binary:
+def _cached_elf(file: Path, path: str, fd: int, cache: FactsCache, memory: HashMemory) -> Binary:
     sha256 = memory.sha256(file)
     known = cache.find(sha256)
     if known is not None and known.binaries and known.binaries[0].path == path:

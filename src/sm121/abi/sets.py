@@ -114,7 +114,9 @@ def check_cuda_builds(context: Context) -> tuple[list[Finding], list[FamilyRow]]
         version, cuda = _build(wheel, rule.version_file)
         problems = list(_problems(rule, wheel, (version, cuda), torch, torch_build))
         judged = wheel in context.subjects
-        out += [finding("cuda-build", wheel, rule.version_file, p, note=not judged) for p in problems]
+        out += [
+            finding("cuda-build", wheel, rule.version_file, p, note=not judged) for p in problems
+        ]
         rows.append(
             FamilyRow(
                 name=rule.distribution, found=version or wheel.version,

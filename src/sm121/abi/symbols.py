@@ -120,7 +120,9 @@ class Resolver:
         extras: per root, libraries that its package opens before it.
         """
         wanted = set(subjects)
-        inner = {o for s in self.scene.files.values() for o in self.closure(s).objects if o is not s}
+        inner = {
+            o for s in self.scene.files.values() for o in self.closure(s).objects if o is not s
+        }
         found_open: dict[tuple[Loaded, Import], Open] = {}
         missing: dict[tuple[Loaded, str], Missing] = {}
         for root in self.scene.files.values():
@@ -133,9 +135,7 @@ class Resolver:
                 continue
             for user, name in closure.missing:
                 if user in wanted:
-                    missing.setdefault(
-                        (user, name), Missing(library=name, user=user, root=root)
-                    )
+                    missing.setdefault((user, name), Missing(library=name, user=user, root=root))
                 elif root in wanted:
                     missing.setdefault(
                         (root, name),
@@ -148,9 +148,7 @@ class Resolver:
                 if user is not root or root in extras:
                     left = self._filter(left, closure)
                 for symbol in left:
-                    found_open.setdefault(
-                        (user, symbol), Open(symbol=symbol, user=user, root=root)
-                    )
+                    found_open.setdefault((user, symbol), Open(symbol=symbol, user=user, root=root))
         return Resolution(
             open=tuple(found_open.values()),
             missing=tuple(missing.values()),

@@ -28,7 +28,14 @@ from sm121.abi.inputs import Manifest, environment_site, overlap_paths, wheel_pa
 from sm121.abi.patched import PatchFile
 from sm121.abi.policy.model import Policy
 from sm121.abi.report import (
-    BinaryRow, ComponentRow, FamilyRow, Finding, NotRun, OpenSymbol, Report, WheelRow,
+    BinaryRow,
+    ComponentRow,
+    FamilyRow,
+    Finding,
+    NotRun,
+    OpenSymbol,
+    Report,
+    WheelRow,
 )  # fmt: skip
 from sm121.abi.scan import FactsCache, scan_environment, scan_wheels
 from sm121.files import HashMemory
@@ -215,9 +222,7 @@ def _report(
     )  # fmt: skip
 
 
-def _binaries(
-    wheel: Wheel, mine: Sequence[Finding], checked: Mapping[str, int]
-) -> list[BinaryRow]:
+def _binaries(wheel: Wheel, mine: Sequence[Finding], checked: Mapping[str, int]) -> list[BinaryRow]:
     rows = []
     for binary in wheel.binaries:
         about = [f for f in mine if f.file == binary.path and f.kind in ("symbol", "library")]

@@ -30,7 +30,10 @@ def codes(data: bytes):
 # nvcc refuses sm_120 and sm_120f in one object, so two sets.
 @pytest.mark.parametrize(
     "wanted",
-    [["sm_75", "sm_90a", "sm_120a", "sm_120f", "sm_121a", "compute_80"], ["sm_120", "sm_121", "compute_90"]],
+    [
+        ["sm_75", "sm_90a", "sm_120a", "sm_120f", "sm_121a", "compute_80"],
+        ["sm_120", "sm_121", "compute_90"],
+    ],
     ids=["suffixes", "plain"],
 )
 @pytest.mark.parametrize("mode", ["none", "speed", "balance", "size"])
@@ -47,7 +50,8 @@ def test_nvcc_object(tools, tmp_path, mode, wanted):
 
 
 @pytest.mark.parametrize(
-    "arch", ["75", "80", "90a", "100f", "103a", "110f", "120", "120a", "120f", "121", "121a", "121f"]
+    "arch",
+    ["75", "80", "90a", "100f", "103a", "110f", "120", "120a", "120f", "121", "121a", "121f"],
 )
 def test_ptxas_cubin_in_a_fatbin(tools, tmp_path, arch):
     """ptxas and fatbinary, one target each; compressed or not, the header says the same."""
@@ -82,7 +86,9 @@ def test_no_arch_at_all_is_nvccs_default(tools, tmp_path):
 
 def test_relocatable_device_code_is_not_counted(tools, tmp_path):
     """-rdc=true puts code into __nv_relfatbin as well; only the linked one is loaded."""
-    built = tools.nvcc(KERNEL, tmp_path / "k.o", "-rdc=true", "-gencode=arch=compute_121a,code=sm_121a")
+    built = tools.nvcc(
+        KERNEL, tmp_path / "k.o", "-rdc=true", "-gencode=arch=compute_121a,code=sm_121a"
+    )
     found = scan_elf(BytesSource(built.read_bytes()), "k.o")
     assert found.damage == ""
     assert found.containers == ()

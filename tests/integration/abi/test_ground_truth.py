@@ -59,7 +59,9 @@ def test_vllm_on_the_next_torch(judge, torch):
         f"{FA}_vllm_fa2_C.abi3.so": {DEF, DATA_PTR},
     }
     assert {f.kind for f in report.faults} == {"symbol"}
-    assert all(one.found_in == ("torch 2.11.0: torch/lib/libtorch_cpu.so",) for one in report.open_symbols)
+    assert all(
+        one.found_in == ("torch 2.11.0: torch/lib/libtorch_cpu.so",) for one in report.open_symbols
+    )
 
 
 def test_vllm_on_a_cpu_torch(judge):
@@ -91,7 +93,9 @@ def test_component_coverage(judge):
 def test_torchvision_cuda_and_cpu(judge):
     cuda = judge("torchvision==0.26.0")
     assert cuda.result == "pass"
-    assert [(r.name, r.result) for r in cuda.family if r.name == "torchvision"] == [("torchvision", "pass")]
+    assert [(r.name, r.result) for r in cuda.family if r.name == "torchvision"] == [
+        ("torchvision", "pass")
+    ]
     cpu = judge("torchvision==0.24.1")
     texts = " / ".join(f.text for f in cpu.faults if f.kind == "cuda-build")
     assert "torchvision 0.24.1 is a CPU build" in texts
@@ -109,7 +113,9 @@ def test_tilelang_and_a_newer_tvm_ffi(indexed, family, layout):  # cases.md 9
 
     assert run("0.1.9").result == "pass"
     broken = run("0.1.14.post1")
-    assert [s.demangled.partition("(")[0] for s in broken.open_symbols] == ["tvm::ffi::json::Stringify"]
+    assert [s.demangled.partition("(")[0] for s in broken.open_symbols] == [
+        "tvm::ffi::json::Stringify"
+    ]
     assert broken.open_symbols[0].found_in == ("apache-tvm-ffi 0.1.9: tvm_ffi/lib/libtvm_ffi.so",)
 
 

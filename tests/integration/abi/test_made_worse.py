@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import struct
 import zipfile
@@ -69,7 +68,9 @@ def parts(tools, tmp_path_factory):
             ).read_bytes()  # fmt: skip
 
         def spinloop(self, *flags):
-            return tools.shared(folder / "spin.so", *torch, *flags, source=module("spinloop")).read_bytes()
+            return tools.shared(
+                folder / "spin.so", *torch, *flags, source=module("spinloop")
+            ).read_bytes()
 
         empty_stub = folder / "empty"
 
@@ -106,7 +107,9 @@ def check(tmp_path, family, layout):
             ],
         }  # fmt: skip
         (house / "manifest.json").write_text(json.dumps(manifest))
-        return verify([house], policy=load_policy(), target=TARGET, arch="12.1a", cache=layout.cache)
+        return verify(
+            [house], policy=load_policy(), target=TARGET, arch="12.1a", cache=layout.cache
+        )
 
     return run
 
@@ -145,7 +148,13 @@ def test_runpath(check, parts, path, word):
 @pytest.mark.parametrize("arch", ["75", "120a"])
 def test_one_object_for_another_gpu(check, parts, arch):
     worse = parts.good | {C: parts.c(f"-gencode=arch=compute_{arch},code=sm_{arch}")}
-    only(check(worse), "gpu-code", "1 of 3 objects of _C_stable_libtorch", f"sm_{arch}", "wanted: sm_121a")
+    only(
+        check(worse),
+        "gpu-code",
+        "1 of 3 objects of _C_stable_libtorch",
+        f"sm_{arch}",
+        "wanted: sm_121a",
+    )
 
 
 def test_arch_list_lost(check, parts):
@@ -208,9 +217,14 @@ def test_cutedsl_files(locked, tmp_path, layout, mixed):
             archive.extractall(site)
     common = {"policy": load_policy(), "target": TARGET, "arch": "12.1a", "cache": layout.cache}
     if mixed:
-        with zipfile.ZipFile(wheels[base_name]) as base, zipfile.ZipFile(wheels[winner_name]) as other:
+        with (
+            zipfile.ZipFile(wheels[base_name]) as base,
+            zipfile.ZipFile(wheels[winner_name]) as other,
+        ):
             shared = set(base.namelist()) & set(other.namelist())
-            differ = sorted(n for n in shared if n.endswith(".py") and base.read(n) != other.read(n))
+            differ = sorted(
+                n for n in shared if n.endswith(".py") and base.read(n) != other.read(n)
+            )
             assert len(differ) > 3
             for member in differ[:3]:
                 (site / member).write_bytes(base.read(member))
@@ -221,4 +235,3 @@ def test_cutedsl_files(locked, tmp_path, layout, mixed):
         assert "mixed" in mixture[0].text
     else:
         assert mixture == []
-    assert os.listdir(site)

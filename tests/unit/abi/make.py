@@ -110,7 +110,9 @@ def elf(
             for n, v in enumerate(versions)
         )  # fmt: skip
         following = 16 + len(aux) if place < len(wanted) - 1 else 0
-        verneed += struct.pack("<HHIII", 1, len(versions), strings.add(library), 16, following) + aux
+        verneed += (
+            struct.pack("<HHIII", 1, len(versions), strings.add(library), 16, following) + aux
+        )
     verdef = b""
     for place, name in enumerate(defined):
         following = 28 if place < len(defined) - 1 else 0
@@ -155,7 +157,9 @@ def elf(
     section_table += struct.pack(
         "<IIQQQQIIQQ", 1 if fatbin else 0, 1, 2, 0, blocks["fatbin"][0], len(fatbin), 0, 0, 8, 0
     )
-    section_table += struct.pack("<IIQQQQIIQQ", 12, 3, 0, 0, names_at, len(section_names), 0, 0, 1, 0)
+    section_table += struct.pack(
+        "<IIQQQQIIQQ", 12, 3, 0, 0, names_at, len(section_names), 0, 0, 1, 0
+    )
     sections_at, total = at, at + len(section_table)
 
     out = bytearray(total)
@@ -166,7 +170,9 @@ def elf(
     for place, (kind, start, size) in enumerate(
         ((1, 0, total), (2, dynamic_at, len(dynamic)), (4, blocks["note"][0], len(note)))
     ):
-        struct.pack_into("<IIQQQQQQ", out, 64 + 56 * place, kind, 5, start, start, start, size, size, 8)
+        struct.pack_into(
+            "<IIQQQQQQ", out, 64 + 56 * place, kind, 5, start, start, start, size, size, 8
+        )
     for start, data in (*blocks.values(), (dynamic_at, dynamic), (names_at, section_names),
                         (sections_at, section_table)):  # fmt: skip
         out[start : start + len(data)] = data

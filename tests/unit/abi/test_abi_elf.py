@@ -36,7 +36,10 @@ def test_a_symbol_without_relocation_is_never_looked_up():
 
 
 def test_weak_is_kept_apart():
-    assert [i.weak for i in read(elf([Sym(name="a", weak=True), Sym(name="b")])).imports] == [True, False]
+    assert [i.weak for i in read(elf([Sym(name="a", weak=True), Sym(name="b")])).imports] == [
+        True,
+        False,
+    ]
 
 
 def test_versions_of_both_sides():
@@ -51,8 +54,13 @@ def test_versions_of_both_sides():
             needs={"libm.so.6": ["GLIBC_2.29"]},
         )
     )
-    assert found.imports[0] == Import(name="memcpy", version="GLIBC_2.17", library="libc.so.6", weak=False)
-    assert dict(found.needs_versions) == {"libc.so.6": ("GLIBC_2.17",), "libm.so.6": ("GLIBC_2.29",)}
+    assert found.imports[0] == Import(
+        name="memcpy", version="GLIBC_2.17", library="libc.so.6", weak=False
+    )
+    assert dict(found.needs_versions) == {
+        "libc.so.6": ("GLIBC_2.17",),
+        "libm.so.6": ("GLIBC_2.29",),
+    }
     assert set(found.defines_versions) == {"V1", "V2"}
     assert found.exports.exact == {"new@V2", "old@V1"}
     assert found.exports.base == {"none"}
@@ -66,7 +74,9 @@ def test_cut_in_half_is_damage():
         read(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(100), b"\x7fELF\x09\x01" + bytes(60)])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF", b"MZ" + bytes(100), b"\x7fELF\x09\x01" + bytes(60)]
+)
 def test_not_elf(data):
     with pytest.raises(Malformed):
         read(data)
@@ -86,5 +96,7 @@ def test_a_version_table_that_loops_ends():
     at = data.index(b"\x01\x00\x01\x00", 200)  # the Verneed record: version 1, one entry
     broken = bytearray(data)
     broken[at + 2 : at + 4] = b"\xff\xff"  # 65,535 entries …
-    broken[at + 16 + 12 : at + 32] = (0).to_bytes(4, "little")  # … of which the first ends the chain
+    broken[at + 16 + 12 : at + 32] = (0).to_bytes(
+        4, "little"
+    )  # … of which the first ends the chain
     assert read(bytes(broken)).needed == ()

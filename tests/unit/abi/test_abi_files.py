@@ -51,7 +51,9 @@ def test_abi3_against_tag_and_target():
     wrong = wheel(VLLM.replace("cp311", "cp38"), files)
     assert "promises 3.8" in faults(check_abi3(context(wrong)))[0].text
     old = Target.make("linux-aarch64", python="3.10", glibc="2.39")
-    assert "needs CPython 3.11" in faults(check_abi3(context(wheel(VLLM, files), target=old)))[0].text
+    assert (
+        "needs CPython 3.11" in faults(check_abi3(context(wheel(VLLM, files), target=old)))[0].text
+    )
 
 
 def test_upstreams_own_tag_is_a_note():

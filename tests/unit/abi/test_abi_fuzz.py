@@ -33,7 +33,20 @@ ELVES = [
         needs={"libm.so.6": ["GLIBC_2.29"]}, fatbin=FATBIN, build_id=b"12345678", gnu_hash=h)
     for h in (True, False)
 ]  # fmt: skip
-EDGES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
+EDGES = (
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

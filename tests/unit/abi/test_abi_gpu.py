@@ -46,7 +46,9 @@ def test_minor_versions_go_upwards_only(text, gpu, expected):
 
 
 def test_verdicts():
-    found = containers(fatbin(["sm_80", "sm_120f"], ["sm_80", "compute_80"], ["sm_75"], ["sm_120a"]))
+    found = containers(
+        fatbin(["sm_80", "sm_120f"], ["sm_80", "compute_80"], ["sm_75"], ["sm_120a"])
+    )
     assert [verdict(c, 121) for c in found] == ["sass", "ptx", "none", "none"]
     assert [str(c) for c in found[1].codes] == ["compute_80", "sm_80"]
 

@@ -78,7 +78,11 @@ def test_neighbours_say_who_has_it():
     ext = extension(Sym(name="_ZN3c106vanishEv"))
     old = wheel(
         "torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl",
-        {"torch/lib/libc10.so": elf([Sym(name="_ZN3c106vanishEv", defined=True)], soname="libc10.so")},
+        {
+            "torch/lib/libc10.so": elf(
+                [Sym(name="_ZN3c106vanishEv", defined=True)], soname="libc10.so"
+            )
+        },
     )
     ctx = context(wheel(VLLM, {"vllm/x.abi3.so": ext}), others=[torch()])
     found, rows = findings(ctx, resolve(ctx), [old])
@@ -103,7 +107,9 @@ def test_system_symbols_by_name_and_version():
 
 def test_python_symbols_against_the_interpreter():
     def one(name):
-        return judged(wheel(VLLM, {"vllm/x.abi3.so": extension(Sym(name=name))}), others=[torch()])[0]
+        return judged(wheel(VLLM, {"vllm/x.abi3.so": extension(Sym(name=name))}), others=[torch()])[
+            0
+        ]
 
     assert one("PyModule_Create2") == []
     assert "the Python interpreter" in one("PyModule_Create3")[0].text
@@ -139,7 +145,9 @@ def test_other_interpreters_modules_are_not_looked_at():
 def test_a_library_may_rely_on_what_its_user_brings():
     """libinner's symbol is defined by a sibling that only the extension needs."""
     files = {
-        "vllm/x.abi3.so": extension(needed=["libinner.so", "libhelp.so", "libc.so.6"], runpath="$ORIGIN"),
+        "vllm/x.abi3.so": extension(
+            needed=["libinner.so", "libhelp.so", "libc.so.6"], runpath="$ORIGIN"
+        ),
         "vllm/libinner.so": elf([Sym(name="help")], soname="libinner.so", needed=["libc.so.6"]),
         "vllm/libhelp.so": elf([Sym(name="help", defined=True)], soname="libhelp.so"),
     }
@@ -157,7 +165,10 @@ def test_missing_version_in_a_library_of_the_set():
 
 def test_optional_plugins_are_notes():
     path = "nvidia/nvshmem/lib/nvshmem_transport_ucx.so.3"
-    one = wheel("nvidia_nvshmem_cu13-3.4.5-py3-none-manylinux2014_aarch64.whl", {path: elf(needed=["libucp.so.0"])})
+    one = wheel(
+        "nvidia_nvshmem_cu13-3.4.5-py3-none-manylinux2014_aarch64.whl",
+        {path: elf(needed=["libucp.so.0"])},
+    )
     ctx = context(one)
     found, _ = findings(ctx, resolve(ctx), ())
     assert [f.severity for f in found] == ["note"]
@@ -199,7 +210,12 @@ class TestSearch:
             **{"l1.so": elf(soname="l1.so", needed=["l3.so"]), "l2.so": elf(soname="l2.so"),
                "l3.so": elf(soname="l3.so")},
         )  # fmt: skip
-        assert [o.path for o in scene.closure(scene.files["a"]).objects] == ["a", "l1.so", "l2.so", "l3.so"]
+        assert [o.path for o in scene.closure(scene.files["a"]).objects] == [
+            "a",
+            "l1.so",
+            "l2.so",
+            "l3.so",
+        ]
 
     def test_folders(self):
         assert search_folders("$ORIGIN/../x:/abs:${ORIGIN}::rel", "p/q/r.so") == ["p/x", "p/q"]

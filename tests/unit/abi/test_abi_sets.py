@@ -7,7 +7,11 @@ from sm121.abi.context import Expected
 from sm121.abi.coverage import check_coverage
 from sm121.abi.patched import PatchFile, check_patches, parse
 from sm121.abi.sets import (
-    check_cuda_builds, check_nccl, check_overlap_groups, check_ownership, check_versions,
+    check_cuda_builds,
+    check_nccl,
+    check_overlap_groups,
+    check_ownership,
+    check_versions,
 )  # fmt: skip
 
 VLLM = "vllm-0.26.0+sm121.kernels.1-cp311-abi3-linux_aarch64.whl"
@@ -25,7 +29,13 @@ def test_native_everywhere():
     faults, rows, _ = covered(["sm_121a"], ["sm_120f", "sm_80"], ["sm_120"])
     assert faults == []
     row = next(r for r in rows if r.component == "_C_stable_libtorch")
-    assert (row.sass, row.ptx, row.none, row.verdict, row.expected) == (3, 0, 0, "native", "required")
+    assert (row.sass, row.ptx, row.none, row.verdict, row.expected) == (
+        3,
+        0,
+        0,
+        "native",
+        "required",
+    )
     assert row.archs == {"sm_120": 1, "sm_120f": 1, "sm_121a": 1, "sm_80": 1}
 
 
@@ -106,15 +116,23 @@ def test_two_owners():
 
 
 def test_two_wheels_of_one_distribution():
-    found = list(check_ownership(context(wheel("a-1-py3-none-any.whl"), wheel("a-2-py3-none-any.whl"))))
+    found = list(
+        check_ownership(context(wheel("a-1-py3-none-any.whl"), wheel("a-2-py3-none-any.whl")))
+    )
     assert "second wheel of a" in found[0].text
 
 
-BASE, CU13, DSL = ("nvidia_cutlass_dsl_libs_base", "nvidia_cutlass_dsl_libs_cu13", "nvidia_cutlass_dsl")
+BASE, CU13, DSL = (
+    "nvidia_cutlass_dsl_libs_base",
+    "nvidia_cutlass_dsl_libs_cu13",
+    "nvidia_cutlass_dsl",
+)
 
 
 def cute(name, version="4.5.1", content=b"1"):
-    return wheel(f"{name}-{version}-cp312-cp312-manylinux_2_28_aarch64.whl", {"cutlass/_ir.so": content})
+    return wheel(
+        f"{name}-{version}-cp312-cp312-manylinux_2_28_aarch64.whl", {"cutlass/_ir.so": content}
+    )
 
 
 def test_cutedsl_overlap_is_known():
@@ -150,7 +168,9 @@ def torch(version="2.11.0", local="+cu130", cuda="'13.0'", needed=("libtorch_cud
     return wheel(
         f"torch-{version}-cp312-cp312-manylinux_2_28_aarch64.whl",
         {"torch/lib/libtorch.so": elf(soname="libtorch.so", needed=needed)},
-        texts={"torch/version.py": f"__version__ = '{version}{local}'\ncuda: Optional[str] = {cuda}\n"},
+        texts={
+            "torch/version.py": f"__version__ = '{version}{local}'\ncuda: Optional[str] = {cuda}\n"
+        },
     )
 
 

@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _write("libcuda.json", {"origin": options.cuda_h[1], "names": names})
     if options.python:
         versions = {
-            version: sorted(n for n in read(Path(path)).exports.plain if n.startswith(("Py", "_Py")))
+            version: sorted(
+                n for n in read(Path(path)).exports.plain if n.startswith(("Py", "_Py"))
+            )
             for version, path in options.python
         }
         _write("libpython.json", {"origin": "libpythonX.Y.so.1.0 of CPython", "versions": versions})

@@ -152,7 +152,7 @@ class Policy(Model):
     paths: tuple[Exempt, ...] = ()
     machines: tuple[Exempt, ...] = ()
     tags: tuple[Exempt, ...] = ()
-    components: dict[str, Component] = {}
+    components: dict[str, Component] = Field(default_factory=dict)
     overlaps: tuple[Overlap, ...] = ()
     cuda_builds: tuple[CudaBuild, ...] = ()
     nccl: NcclPolicy
