@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sm121.abi.elf import Exports, Import
+from sm121.abi.facts import Binary
 from sm121.abi.scope import Closure, Loaded, Scene
 from sm121.abi.system import System
 
@@ -178,7 +179,11 @@ class Resolver:
 
 def is_extension(one: Loaded) -> bool:
     """A Python extension module: opened by itself, whatever else needs it."""
-    elf = one.binary.elf
+    return is_extension_binary(one.binary)
+
+
+def is_extension_binary(binary: Binary) -> bool:
+    elf = binary.elf
     return elf is not None and any(n.startswith("PyInit_") for n in elf.exports.plain)
 
 

@@ -14,7 +14,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sm121.abi import report
 from sm121.abi.elf import Elf, read_elf
+from sm121.abi.policy import model
 from sm121.abi.source import FileSource
 from sm121.files import write_atomic
 from sm121.toolkit.driver_stub import exported_names
@@ -59,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cuda-h", nargs=2, metavar=("FILE", "ORIGIN"))
     parser.add_argument("--python", nargs=2, action="append", default=[],
                         metavar=("VERSION", "LIBPYTHON"))  # fmt: skip
+    parser.add_argument("--schemas", action="store_true", help="write the two JSON schemas")
     options = parser.parse_args(argv)
+    if options.schemas:
+        write_atomic(model.SCHEMA_FILE, model.schema_text())
+        write_atomic(report.SCHEMA_FILE, report.schema_text())
     for machine, folder, origin in options.system:
         _write(f"system-{machine}.json", {"origin": origin, "libraries": system_list(Path(folder))})
     if options.cuda_h:
