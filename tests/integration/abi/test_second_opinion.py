@@ -76,7 +76,7 @@ class Loader:
 
 @pytest.fixture(scope="session")
 def family(locked):
-    names = ("torch", "apache-tvm-ffi")
+    names = ("torch", "apache-tvm-ffi", "z3-solver")
     everything = locked("family", "aarch64", None)
     return {n: p for n, p in everything.items() if n in names or n.startswith("nvidia-")}
 
