@@ -21,7 +21,6 @@ from sm121.ui import Ui
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit/abi"))  # make.py
 
-TARGET = Target.make("linux-aarch64", python="3.12", glibc="2.39")
 _TOOLKIT_HOST = ("nvidia-cuda-nvcc", "nvidia-nvvm")
 # nvcc's wheel also has headers (fatbinary_section.h), which are taken from the target's.
 _TOOLKIT_TARGET = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")

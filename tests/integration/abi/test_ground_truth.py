@@ -1,7 +1,7 @@
 """The answers that are known: facts.md §3 and §4, on the real aarch64 wheels."""
 
 import pytest
-from conftest import TARGET
+from make import TARGET
 
 from sm121.abi.policy.load import load_policy
 from sm121.abi.verify import verify

@@ -7,8 +7,7 @@ import struct
 import zipfile
 
 import pytest
-from conftest import TARGET
-from make import write_wheel
+from make import TARGET, write_wheel
 
 from sm121.abi.policy.load import load_policy
 from sm121.abi.verify import verify

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import TARGET
+from make import TARGET
 
 from sm121 import proc
 from sm121.abi.policy.load import load_policy
