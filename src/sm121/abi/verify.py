@@ -1,0 +1,265 @@
+"""`verify-abi`: the one entry point.
+
+Proposal for the verb's arguments (all optional; no argument: the checkout's wheelhouse):
+
+    verify-abi [TARGET ...]      a wheelhouse folder, or wheel files
+      --env PATH                 an installed environment instead
+      --against WHEEL_OR_FOLDER  surroundings that are loaded with the targets, not judged
+      --target linux-aarch64     default: the manifest's, else the pins'
+      --python 3.12, --arch 12.1a   same
+      --policy FILE              default: src/sm121/abi/policy/default.toml
+      --json [FILE], --html FILE
+      --no-run                   leave the dynamic part out
+
+Exit code 0 if `report.result` is 'pass', else 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sm121.abi import cached, coverage, floors, identity, loading, patched, sets
+from sm121.abi.context import Context, Expected, finding
+from sm121.abi.facts import Wheel
+from sm121.abi.gpu import Arch, check_arch
+from sm121.abi.inputs import Manifest, environment_site, overlap_paths, wheel_paths
+from sm121.abi.patched import PatchFile
+from sm121.abi.policy.model import Policy
+from sm121.abi.report import (
+    BinaryRow,
+    ComponentRow,
+    FamilyRow,
+    Finding,
+    NotRun,
+    OpenSymbol,
+    Report,
+    WheelRow,
+)  # fmt: skip
+from sm121.abi.scan import FactsCache, scan_environment, scan_wheels
+from sm121.files import HashMemory
+from sm121.lock.pylock import Target
+from sm121.ui import Ui, human_bytes
+
+# Distribution → version of everything in the set, to rows of the family table. The engine of
+# pins/rules.toml has this shape; a row with result 'fail' becomes a fault of kind 'family'.
+FamilyCheck = Callable[[Mapping[str, str]], Sequence[FamilyRow]]
+
+
+def verify(
+    targets: Sequence[Path],
+    *,
+    policy: Policy,
+    target: Target,
+    arch: str,
+    cache: Path,
+    env: Path | None = None,
+    against: Sequence[Path] = (),
+    neighbours: Sequence[Path] = (),
+    wanted: Mapping[str, str] | None = None,
+    patches: Sequence[PatchFile] = (),
+    family: FamilyCheck | None = None,
+    expected: Expected | None = None,
+    ui: Ui | None = None,
+) -> Report:
+    """Judge wheels (files or folders of them) or an environment for a target.
+
+    against: wheels that are loaded with them but not judged; a distribution that is among
+    the targets is not taken from there. neighbours: wheels that are only asked who has a
+    missing symbol (the lock's). wanted: distribution → pinned version. patches: the series,
+    for the patch check. expected: instead of what a wheelhouse's manifest.json promises.
+    cache: folder for facts and reports, by content.
+
+    Raises UsageFault (no such file, an arch that the stack can't be built for), OSError.
+    What is wrong with a binary is never an exception but a finding.
+    """
+    gpu = Arch.parse(arch)
+    check_arch(gpu, policy.gpu.accepted_archs)
+    store, memory = FactsCache(cache), HashMemory(cache / "abi" / "hashes.json")
+    manifest = Manifest.beside(targets)
+    promised = expected or (manifest.expected if manifest else Expected())
+    paths = wheel_paths(targets)
+    around = [p for p in wheel_paths(against) if p not in paths]
+    try:
+        hashes = {path: memory.sha256(path) for path in (*paths, *around, *neighbours)}
+        key = None if env else cached.key(
+            hashes={p.name: hashes[p] for p in (*paths, *around, *neighbours)},
+            judged=[p.name for p in paths], parts=(
+                policy.model_dump_json(), target.tag, str(target.glibc), str(gpu), repr(promised),
+                repr(sorted((wanted or {}).items())), repr(patches),
+                repr(manifest.wheels if manifest else None),
+            ),
+        )  # fmt: skip
+        report = cached.find(cache, key) if key else None
+        if report is None:
+            context = _context(
+                paths, around, env, policy=policy, target=target, arch=gpu,
+                expected=promised, store=store, memory=memory, ui=ui,
+            )  # fmt: skip
+            hints = scan_wheels(list(neighbours), cache=store, memory=memory)
+            report = judge(
+                context, hints, wanted=wanted or {}, patches=patches, manifest=manifest, paths=paths
+            )
+            if key:
+                cached.store(cache, key, report)
+    finally:
+        memory.save()
+    return with_family(report, family) if family else report
+
+
+def _context(
+    paths: Sequence[Path], around: Sequence[Path], env: Path | None, *, policy: Policy,
+    target: Target, arch: Arch, expected: Expected, store: FactsCache, memory: HashMemory,
+    ui: Ui | None,
+) -> Context:  # fmt: skip
+    every = (*paths, *around)
+    if ui is not None:
+        with ui.progress("verify-abi") as progress:
+            scanned = scan_wheels(
+                every, cache=store, memory=memory,
+                progress=lambda done, total: progress.update(
+                    f"{human_bytes(done)} of {human_bytes(total)} read"
+                ),
+            )  # fmt: skip
+    else:
+        scanned = scan_wheels(every, cache=store, memory=memory)
+    subjects, others = scanned[: len(paths)], scanned[len(paths) :]
+    if env is not None:
+        site = environment_site(env)
+        shared = overlap_paths(site, policy)
+        subjects += scan_environment(
+            site, cache=store, memory=memory, read_hashes=shared.__contains__
+        )
+    named = {wheel.distribution for wheel in subjects}
+    return Context(
+        subjects=tuple(subjects), others=tuple(w for w in others if w.distribution not in named),
+        target=target, arch=arch, policy=policy, expected=expected, installed=env is not None,
+    )  # fmt: skip
+
+
+def judge(
+    context: Context,
+    neighbours: Sequence[Wheel],
+    *,
+    wanted: Mapping[str, str],
+    patches: Sequence[PatchFile] = (),
+    manifest: Manifest | None = None,
+    paths: Sequence[Path] = (),
+) -> Report:
+    """All static checks over facts. Pure but for reading patched files out of the wheel."""
+    resolution = loading.resolve(context)
+    findings, open_symbols = loading.findings(context, resolution, neighbours)
+    findings += identity.check_identity(context)
+    findings += identity.check_paths(context)
+    findings += floors.check_floors(context)
+    findings += floors.check_abi3(context)
+    gpu, components = coverage.check_coverage(context)
+    findings += gpu
+    findings += sets.check_ownership(context)
+    findings += sets.check_overlap_groups(context)
+    family: list[FamilyRow] = []
+    for found, rows in (
+        sets.check_versions(context, wanted),
+        sets.check_cuda_builds(context),
+        sets.check_nccl(context),
+    ):
+        findings += found
+        family += rows
+    not_run: list[NotRun] = []
+    if manifest is not None:
+        findings += manifest.check(context)
+    vllm = next((p for p in paths if p.name.startswith("vllm-")), None)
+    wheel = next((w for w in context.subjects if w.distribution == "vllm"), None)
+    if vllm is not None and wheel is not None and patches and not wheel.damage:
+        findings += patched.check_patches(context, wheel, patches, _reader(vllm))
+    elif context.expected.patches:
+        not_run.append(NotRun(check="patches", reason="the patch series was not given"))
+    return _report(context, findings, open_symbols, components, family, not_run,
+                   resolution.checked)  # fmt: skip
+
+
+def _reader(path: Path) -> Callable[[str], str | None]:
+    from sm121.abi.archive import Archive
+
+    def read(name: str) -> str | None:
+        archive = Archive(path)
+        try:
+            member = next((m for m in archive.members if m.name == name), None)
+            return archive.text(member) if member else None
+        finally:
+            archive.close()
+
+    return read
+
+
+def _report(
+    context: Context, findings: Sequence[Finding], open_symbols: Sequence[OpenSymbol],
+    components: Sequence[ComponentRow], family: Sequence[FamilyRow], not_run: Sequence[NotRun],
+    checked: Mapping[str, int],
+) -> Report:  # fmt: skip
+    rows: list[WheelRow] = []
+    binaries: list[BinaryRow] = []
+    for wheel in context.subjects:
+        mine = [f for f in findings if f.wheel == wheel.filename]
+        faults = sum(f.severity == "fault" for f in mine)
+        binaries += _binaries(wheel, mine, checked)
+        rows.append(
+            WheelRow(
+                filename=wheel.filename, sha256=wheel.sha256, binaries=len(wheel.binaries),
+                symbols=sum(checked.get(b.path, 0) for b in wheel.binaries),
+                floors=floors.floors_of(wheel, context), faults=faults, notes=len(mine) - faults,
+                result="fail" if faults else "pass",
+            )
+        )  # fmt: skip
+    return Report(
+        schema_version=1, target=context.target.name, machine=context.target.machine,
+        python=context.target.python, arch=str(context.arch), profile=context.expected.profile,
+        result="fail" if any(f.severity == "fault" for f in findings) else "pass",
+        wheels=tuple(rows), binaries=tuple(binaries), against=tuple(w.filename for w in context.others),
+        components=tuple(components), open_symbols=tuple(open_symbols), findings=tuple(findings),
+        family=tuple(family), not_run=tuple(not_run),
+    )  # fmt: skip
+
+
+def _binaries(wheel: Wheel, mine: Sequence[Finding], checked: Mapping[str, int]) -> list[BinaryRow]:
+    rows = []
+    for binary in wheel.binaries:
+        about = [f for f in mine if f.file == binary.path and f.kind in ("symbol", "library")]
+        rows.append(
+            BinaryRow(
+                wheel=wheel.filename, file=binary.path, symbols=checked.get(binary.path, 0),
+                open=sum(f.kind == "symbol" for f in about),
+                libraries=tuple(n for f in about if f.kind == "library" for n in f.names),
+                allowed=bool(about) and all(f.severity == "note" for f in about),
+                loadable=binary.path in checked,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def with_family(report: Report, family: FamilyCheck) -> Report:
+    """Add the rows of the rules engine; a failed one is a fault."""
+    versions = {}
+    for row in report.wheels:
+        name, _, rest = row.filename.replace(" ", "-").partition("-")
+        versions[name.replace("_", "-").lower()] = rest.split("-")[0]
+    rows = tuple(family(versions))
+    faults = tuple(
+        finding("family", None, "", f"{r.name}: found {r.found}, wanted {r.wanted}. {r.text}")
+        for r in rows
+        if r.result == "fail"
+    )
+    return with_findings(dataclasses.replace(report, family=report.family + rows), faults)
+
+
+def with_findings(
+    report: Report, findings: Sequence[Finding], not_run: Sequence[NotRun] = ()
+) -> Report:
+    """The report with more findings (of the dynamic part, of the rules engine)."""
+    every = report.findings + tuple(findings)
+    failed = any(f.severity == "fault" for f in every)
+    return dataclasses.replace(
+        report, findings=every, not_run=report.not_run + tuple(not_run),
+        result="fail" if failed else "pass",
+    )  # fmt: skip
