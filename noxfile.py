@@ -12,7 +12,6 @@ Help of a session:                      nox -s build -- --help
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import nox
@@ -138,9 +137,9 @@ def requirements(session: nox.Session) -> None:
         "--generate-hashes", "--no-header", "--no-emit-index-url", "--no-annotate", "-q",
         *session.posargs,
     )  # fmt: skip
-    session.run(*common, "-o", "requirements/runtime.lock", env={**os.environ})
+    session.run(*common, "-o", "requirements/runtime.lock")
     groups = ("--group", "test", "--group", "lint")
-    session.run(*common, *groups, "-o", "requirements/dev.lock", env={**os.environ})
+    session.run(*common, *groups, "-o", "requirements/dev.lock")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def _on_term(_number: int, _frame: FrameType | None) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; returns the exit code (see sm121.errors)."""
     ui = Ui()
-    signal.signal(signal.SIGTERM, _on_term)
+    # SIGHUP too: an ssh session that drops must not leave compilers behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _on_term)
     try:
         return cli.run(sys.argv[1:] if argv is None else argv, ui)
     except Sm121Error as error:

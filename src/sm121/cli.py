@@ -54,8 +54,6 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse a command line. Only the chosen verb's module is imported, to start fast."""
-    parser = Parser(prog="sm121", description=__doc__, allow_abbrev=False)
-    parser.add_argument("verb", choices=sorted(VERBS), metavar="VERB", help=", ".join(VERBS))
     if not argv or argv[0] in ("-h", "--help"):
         listing = "\n".join(f"  {name:<11} {verb.help}" for name, verb in VERBS.items())
         return argparse.Namespace(verb="help", text=f"usage: sm121 VERB [options]\n\n{listing}\n")

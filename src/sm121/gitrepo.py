@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 # GitPython runs git when it is imported, and raises ImportError if there is none.
@@ -24,8 +25,8 @@ import git
 from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
 
 from sm121 import proc
-from sm121.errors import EnvironmentFault, NetworkFault
-from sm121.files import remove_tree
+from sm121.errors import DiskFull, EnvironmentFault, NetworkFault, ToolFailed
+from sm121.files import remove_tree, write_atomic
 
 # Whoever runs the pipeline, the same series on the same base has the same commit ids.
 IDENTITY = ("sm121", "sm121@localhost")
@@ -71,6 +72,41 @@ class Author:
     date: str
 
 
+class _Git:
+    """git's commands as methods (GitPython's dynamic ones), failing in our own terms.
+
+    Raises DiskFull where git ran out of space, ToolFailed for every other failure.
+    """
+
+    def __init__(self, commands: git.Git) -> None:
+        self._commands = commands
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        command = getattr(self._commands, name)
+
+        def call(*arguments: object, **options: object) -> Any:
+            try:
+                return command(*arguments, **options)
+            except GitCommandError as error:
+                text = str(error.stderr)
+                if "No space left on device" in text or "Disk quota exceeded" in text:
+                    raise DiskFull(
+                        "No space left while git was writing.",
+                        cause=_first_fatal(text),
+                        remedy="Free some space (`nox -s clean` lists what sm121 holds), then run "
+                        "the same command again.",
+                    ) from error
+                raise ToolFailed(
+                    f"git {name.replace('_', '-')} failed.",
+                    returncode=error.status if isinstance(error.status, int) else 1,
+                    cause=_first_fatal(text),
+                    remedy="If it stays so, remove the repository under build/source/ and run "
+                    "the same command again.",
+                ) from error
+
+        return call
+
+
 class Repository:
     """A bare repository owned by the pipeline."""
 
@@ -86,7 +122,10 @@ class Repository:
         try:
             self._repo = git.Repo(path)
         except (InvalidGitRepositoryError, NoSuchPathError):
-            self._repo = git.Repo.init(path, bare=True, initial_branch="sm121")
+            self._repo = git.Repo.init(
+                path, bare=True, initial_branch="sm121", template="", object_format="sha1",
+                env={**os.environ, **_ISOLATION},
+            )  # fmt: skip
         # Highest precedence: a .gitattributes inside a tree must not change its bytes.
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
@@ -95,8 +134,8 @@ class Repository:
             for key, value in _SETTINGS.items():
                 section, option = key.split(".")
                 config.set_value(section, option, value)
-        self._git = self._repo.git
-        self._git.update_environment(**_ISOLATION, **proc.mark())
+        self._repo.git.update_environment(**_ISOLATION, **proc.mark())
+        self._git = _Git(self._repo.git)
 
     def close(self) -> None:
         self._repo.close()
@@ -107,7 +146,7 @@ class Repository:
         """Commit id that a ref names, None if there is none."""
         try:
             return str(self._git.rev_parse("--verify", "--quiet", f"{ref}^{{commit}}"))
-        except GitCommandError:
+        except ToolFailed:
             return None
 
     def tree_of(self, ref: str) -> str:
@@ -117,7 +156,7 @@ class Repository:
         """A file's text at a commit, None if it is not there. Line ends as stored."""
         try:
             return str(self._git.show(f"{ref}:{path}", strip_newline_in_stdout=False))
-        except GitCommandError:
+        except ToolFailed:
             return None
 
     def changed_paths(self, old: str, new: str) -> list[str]:
@@ -140,10 +179,8 @@ class Repository:
                 "--no-tags", "--depth=1", "--", url, f"+{ref}:refs/sm121/incoming",
                 kill_after_timeout=timeout_s,
             )  # fmt: skip
-        except GitCommandError as error:
-            raise NetworkFault(
-                f"{url} could not be fetched.", cause=_first_fatal(str(error.stderr))
-            ) from error
+        except ToolFailed as error:
+            raise NetworkFault(f"{url} could not be fetched.", cause=error.cause) from error
         commit = self.commit_of("refs/sm121/incoming")
         if commit is None:
             raise NetworkFault(f"{url} gave no commit for {ref}.")
@@ -201,22 +238,26 @@ class Repository:
             return ApplyResult(ok=True, messages=messages), str(self._git.write_tree(env=index))
 
     def mailinfo(self, patch: Path) -> tuple[Author, str, str]:
-        """Author, subject and body of a `git format-patch` file, as git itself reads them."""
+        """Author, subject and body of a `git format-patch` file, as git itself reads them.
+
+        All are empty if git finds no message in it.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             body = Path(scratch) / "body"
             with patch.open("rb") as stream:
-                header = str(
-                    self._git.mailinfo(
-                        "-b", "--encoding=UTF-8", body, Path(scratch) / "diff", istream=stream
-                    )
-                )
-            fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
+                status, header, _ = self._git.mailinfo(
+                    "-b", "--encoding=UTF-8", body, Path(scratch) / "diff", istream=stream,
+                    with_extended_output=True, with_exceptions=False,
+                )  # fmt: skip
+            text = str(header).encode(errors="surrogateescape").decode(errors="replace")
+            fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
             author = Author(
                 name=fields.get("Author", ""),
                 email=fields.get("Email", ""),
                 date=fields.get("Date", ""),
             )
-            return author, fields.get("Subject", ""), body.read_text(encoding="utf-8").strip()
+            message = body.read_bytes().decode(errors="replace").strip() if status == 0 else ""
+            return author, fields.get("Subject", ""), message
 
     def patch_id(self, patch: Path) -> str:
         """git's stable patch id: the same for the same change, whatever the line numbers."""
@@ -250,7 +291,16 @@ class Repository:
         for name in leftovers:
             remove_tree(folder / name.rstrip("/"))  # a nested repository is listed as "name/"
         self._remove_empty(folder, leftovers)
+        # Last: a tree without it was not finished.
+        write_atomic(folder.with_name(f"{folder.name}.commit"), commit)
         return sorted(before)
+
+    def edited(self, folder: Path) -> list[str]:
+        """Files of a working tree that differ from what `checkout` wrote."""
+        index = folder.with_name(f"{folder.name}.index")
+        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+        self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
+        return self._names(self._git.diff_files("--name-only", "-z", env=env))
 
     def export(self, commit: str, folder: Path) -> None:
         """Write a commit's files into a folder, beside what is there."""

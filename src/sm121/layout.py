@@ -7,10 +7,23 @@ scratch folder.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.errors import UsageFault
+
+# Separators of CMake lists, of nvcc's -Xcompiler and of shell words.
+_ODD = re.compile(r"[\s;,'\"$\\]")
+
+
+def _refuse_odd(path: Path) -> None:
+    if found := _ODD.search(str(path)):
+        raise UsageFault(
+            f"The path {path} contains {found[0]!r}.",
+            cause="vLLM's setup.py, CMake and nvcc split their arguments at such characters",
+            remedy="Move the checkout, or SM121_BUILD and SM121_CACHE, to a path without it.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +47,14 @@ class Layout:
             if (folder / "pins" / "default").is_file() and (folder / "patches").is_dir():
                 root = folder.resolve()
                 build = Path(os.environ.get("SM121_BUILD", root / "build")).resolve()
+                cache = Path(os.environ.get("SM121_CACHE", build / "cache")).resolve()
+                for path in (root, build, cache):
+                    _refuse_odd(path)
                 return cls(
                     root=root,
                     build=build,
                     wheelhouse=(wheelhouse or root / "wheelhouse").resolve(),
-                    cache=Path(os.environ.get("SM121_CACHE", build / "cache")).resolve(),
+                    cache=cache,
                 )
         raise UsageFault(
             "This is not a checkout of sm121: no folder here holds pins/default and patches/.",

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm121 import proc
 from sm121.errors import Busy
 from sm121.files import sha256_text, write_atomic
 
@@ -104,6 +105,8 @@ def exclusive(build: Path, command: str) -> Iterator[None]:
             remedy="Wait for it, or use another checkout (or SM121_BUILD) for a second build.",
         ) from error
     try:
+        # A run that was killed may have left compilers that still write into the ninja tree.
+        proc.kill_marked(str(build))
         write_atomic(
             owner, json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
         )

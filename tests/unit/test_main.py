@@ -112,7 +112,7 @@ def test_wrong_value_is_not_answered_with_another_option(
 
 def test_plain_arch_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """cases.md 21."""
-    err = refused(capsys, "build", "--arch", "12.1")
+    err = refused(capsys, "build", "--profile=smoke", "--arch", "12.1")
     assert "error: --arch 12.1 " in err
     assert ".e2m1x2 not supported on .target sm_121" in err.split("why:")[1]
     assert "--arch 12.1a" in err.split("next:")[1]
@@ -120,7 +120,7 @@ def test_plain_arch_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("jobs", ["0", "-1"])
 def test_no_jobs_is_refused(capsys: pytest.CaptureFixture[str], jobs: str) -> None:
-    assert f"--jobs {jobs}" in refused(capsys, "build", f"--jobs={jobs}")
+    assert f"--jobs {jobs}" in refused(capsys, "build", "--profile=smoke", f"--jobs={jobs}")
 
 
 def test_unknown_profile_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +223,7 @@ def test_outside_of_a_checkout_it_works_on_the_packages_own(
 def test_dry_run_of_nothing_says_what_would_run_and_makes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["build", "--dry-run"]) == 0
+    assert main(["build", "--profile", "smoke", "--dry-run"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().err.splitlines()]
     assert lines[0] == ["run", "source", "would run: first run"]
     assert [words[1] for words in lines] == [

@@ -12,8 +12,10 @@ import pytest
 from sm121.compile.stage import wheel_version
 from sm121.context import Context
 from sm121.errors import NetworkFault
+from sm121.pins.model import Stack
 from sm121.pipeline import all_stages, code_digest, run_stages
 from sm121.state import State, exclusive
+from support.stacks import minimal
 
 
 @dataclass
@@ -152,7 +154,9 @@ def test_old_log_of_a_stage_is_gone_when_it_runs(small: Context, steps: list[Ste
     small.layout.log.mkdir(parents=True)
     small.log("one").write_text("of an earlier run")
     run_stages(small, steps)
-    assert not small.log("one").exists()
+    log = small.log("one").read_text()
+    assert "of an earlier run" not in log
+    assert log.splitlines()[:3] == ["# stage one: first run", "#   pin a: 1", "#   pin b: 1"]
 
 
 def test_two_targets_do_not_overwrite_each_others_record(
@@ -165,15 +169,22 @@ def test_two_targets_do_not_overwrite_each_others_record(
     assert ran == ["one", "two"] * 2
 
 
-def test_stages_are_in_the_order_of_the_design() -> None:
-    assert [s.name for s in all_stages()] == [
-        "source", "patch", "environment", "toolkit", "compile", "wheelhouse",
+def test_stages_are_in_the_order_of_the_design(small: Context) -> None:
+    assert [s.name for s in all_stages(small)] == [
+        "source", "patch", "sources", "environment", "toolkit", "compile", "wheelhouse",
     ]  # fmt: skip
 
 
-def test_code_of_each_stage_has_a_digest() -> None:
-    digests = {code_digest(type(s).__module__.rpartition(".")[0]) for s in all_stages()}
-    assert len(digests) == 5  # environment and toolkit are one package
+def test_profile_without_third_party_sources_has_no_such_stage(small: Context) -> None:
+    data = minimal()
+    data["profiles"]["smoke"]["sources"] = []
+    bare = replace(small, stack=Stack.model_validate(data))
+    assert "sources" not in [s.name for s in all_stages(bare)]
+
+
+def test_code_of_each_stage_has_a_digest(small: Context) -> None:
+    packages = {type(s).__module__.rpartition(".")[0] for s in all_stages(small)}
+    assert len({code_digest(p) for p in packages}) == len(packages) == 5
 
 
 # --- the version --------------------------------------------------------------------

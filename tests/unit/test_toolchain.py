@@ -33,7 +33,7 @@ def tools(machine: str) -> Tools:
 
 @pytest.mark.usefixtures("host")
 def test_cross_names_the_target_and_its_soabi() -> None:
-    lines = toolchain_text(tools("aarch64"), prefixes=PREFIXES).splitlines()
+    lines = toolchain_text(tools("aarch64"), prefixes=PREFIXES, variables={}).splitlines()
     for wanted in (
         "set(CMAKE_SYSTEM_NAME Linux)",
         "set(CMAKE_SYSTEM_PROCESSOR aarch64)",
@@ -45,7 +45,7 @@ def test_cross_names_the_target_and_its_soabi() -> None:
 
 @pytest.mark.usefixtures("host")
 def test_native_is_not_a_cross_build_for_cmake() -> None:
-    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES)
+    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES, variables={})
     assert "CMAKE_SYSTEM" not in text
     assert "SOABI" not in text
     assert "TRY_COMPILE" not in text
@@ -54,7 +54,7 @@ def test_native_is_not_a_cross_build_for_cmake() -> None:
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_both_ways_have_compilers_torch_and_cuda_of_the_target(machine: str) -> None:
-    lines = toolchain_text(tools(machine), prefixes=PREFIXES).splitlines()
+    lines = toolchain_text(tools(machine), prefixes=PREFIXES, variables={}).splitlines()
     for wanted in (
         "set(CMAKE_C_COMPILER /usr/bin/the-gcc)",
         "set(CMAKE_CXX_COMPILER /usr/bin/the-g++)",
@@ -72,7 +72,7 @@ def test_both_ways_have_compilers_torch_and_cuda_of_the_target(machine: str) -> 
 @pytest.mark.usefixtures("host")
 def test_build_paths_are_mapped_the_longest_last() -> None:
     """GCC takes the last option that matches: the shorter prefix must not win."""
-    lines = toolchain_text(tools("x86_64"), prefixes=PREFIXES).splitlines()
+    lines = toolchain_text(tools("x86_64"), prefixes=PREFIXES, variables={}).splitlines()
     (cxx,) = (line for line in lines if line.startswith("set(CMAKE_CXX_FLAGS_INIT"))
     assert cxx.index("/b/work=build") < cxx.index("/b/work/src=vllm")
     assert cxx.count("-ffile-prefix-map=") == 3
@@ -84,8 +84,16 @@ def test_build_paths_are_mapped_the_longest_last() -> None:
 
 @pytest.mark.usefixtures("host")
 def test_linker_flags_are_the_same_for_every_distribution() -> None:
-    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES)
+    text = toolchain_text(tools("x86_64"), prefixes=PREFIXES, variables={})
     assert text.count("-Wl,--as-needed,-s,--build-id=sha1") == 2
+
+
+@pytest.mark.usefixtures("host")
+def test_third_party_folders_are_named_to_cmake() -> None:
+    text = toolchain_text(
+        tools("aarch64"), prefixes={}, variables={"CUTLASS_INCLUDE_DIR": Path("/b/cutlass/include")}
+    )
+    assert "set(CUTLASS_INCLUDE_DIR /b/cutlass/include)\n" in text
 
 
 def environment(**changes: object) -> dict[str, str]:

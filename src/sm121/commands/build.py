@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 
-from sm121 import proc
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
 from sm121.pipeline import all_stages, run_stages
@@ -44,9 +43,6 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         return 0
     started = time.monotonic()
     with exclusive(context.layout.build, f"nox -s {verb}"):
-        # A run that was killed may have left compilers that still write into the ninja tree.
-        if left := proc.kill_marked(str(context.layout.build)):
-            ui.note(f"{left} process(es) of a killed run were still working and were ended")
         results, ran = run_stages(context, stages, force=[verb] if verb == "patch" else [])
         if verb == "patch":
             show_series(context, results, check=arguments.check)

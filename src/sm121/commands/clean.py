@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from sm121.commands.common import layout_of
+from sm121.errors import UsageFault
 from sm121.files import remove_tree, tree_size
 from sm121.layout import Layout
-from sm121.pins.load import load_stack, stack_names
+from sm121.pins.load import stack_names
 from sm121.state import exclusive
 from sm121.ui import Ui, human_bytes
 
@@ -26,46 +28,41 @@ _COSTS = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="*", choices=[[], *sorted(_COSTS), "unused", "all"],
-        help="folders of build/ to remove; `unused`: what no stack and no manifest needs; "
-        "`all`: everything except the wheelhouse. Without: only list",
+        "what", nargs="*", metavar="WHAT",
+        help=f"folders of build/ to remove ({', '.join(_COSTS)}); `unused`: what no stack and no "
+        "manifest needs; `all`: everything except the wheelhouse. Without: only list",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed")
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
-    """List sizes; remove what was named. The wheelhouse is never removed."""
+    """List sizes; remove what was named. The wheelhouse is never removed.
+
+    Raises UsageFault for a name that is none of build/'s folders.
+    """
     layout = layout_of(arguments)
-    folders = {name: layout.build / name for name in _COSTS}
-    folders["cache"] = layout.cache
+    if unknown := sorted(set(arguments.what) - {*_COSTS, "unused", "all"}):
+        raise UsageFault(
+            f"There is nothing named {', '.join(unknown)} to remove.",
+            remedy=f"Name some of: {', '.join(_COSTS)}, unused, all.",
+        )
     ui.table(
         ("folder", "size", "costs to make again"),
         [
             *(
-                (name, human_bytes(tree_size(path)), _COSTS[name])
-                for name, path in folders.items()
-                if path.exists()
+                (name, human_bytes(sum(map(tree_size, paths))), _COSTS[name])
+                for name in _COSTS
+                if (paths := _paths(layout, name))
             ),
             ("wheelhouse", human_bytes(tree_size(layout.wheelhouse)), "never removed here"),
         ],
     )
-    wanted = list(arguments.what)
-    doomed: list[Path] = []
-    if "all" in wanted:
-        doomed = [p for p in folders.values() if p.exists()]
-        doomed += [layout.state, layout.build / "hashes.json"]
-    else:
-        doomed = [folders[name] for name in wanted if name in folders]
-        if "unused" in wanted:
-            doomed += unused(layout)
-    doomed = [path for path in doomed if path.exists()]
+    doomed = _doomed(layout, arguments.what, ui)
     if not doomed:
-        ui.say(
-            "Nothing was removed."
-            + ("" if wanted else " Name folders, `unused` or `all` to free space.")
-        )
+        hint = "" if arguments.what else " Name folders, `unused` or `all` to free space."
+        ui.say(f"Nothing was removed.{hint}")
         return 0
-    with exclusive(layout.build, "clean"):
+    with exclusive(layout.build, "nox -s clean"):
         for path in doomed:
             size = human_bytes(tree_size(path))
             if not arguments.dry_run:
@@ -74,17 +71,40 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     return 0
 
 
-def unused(layout: Layout) -> list[Path]:
-    """What no stack needs: half-made folders, files of the cache that no pin names, and
-    environments, toolkits and trees of stacks that are gone."""
+def _paths(layout: Layout, name: str) -> list[Path]:
+    """What a name of _COSTS stands for, if it is there.
+
+    Of the cache only what sm121 puts there: SM121_CACHE may name a folder that others use.
+    """
+    if name == "cache":
+        paths = [layout.cache / "files", layout.cache / "ccache"]
+    else:
+        paths = [layout.build / name]
+    return [path for path in paths if path.exists()]
+
+
+def _doomed(layout: Layout, wanted: Sequence[str], ui: Ui) -> list[Path]:
+    names = [name for name in _COSTS if name in wanted or "all" in wanted]
+    shared = not layout.cache.is_relative_to(layout.build)
+    if shared and "cache" not in wanted and {"all", "unused"} & set(wanted):
+        ui.note(f"{layout.cache} may serve other checkouts: it is removed only as `clean -- cache`")
+        names = [name for name in names if name != "cache"]
+    doomed = [path for name in names for path in _paths(layout, name)]
+    if "all" in wanted:
+        doomed += [p for p in (layout.state, layout.build / "hashes.json") if p.exists()]
+    elif "unused" in wanted:
+        doomed += [path for path in unused(layout, with_cache=not shared) if path not in doomed]
+    return doomed
+
+
+def unused(layout: Layout, *, with_cache: bool) -> list[Path]:
+    """What no stack and no manifest needs: half-made folders, files of the cache that no pin
+    names, and environments, toolkits and trees of stacks that are gone."""
     stacks = stack_names(layout.pins)
-    needed = {load_stack(layout.pins, name).vllm.sdist_sha256 for name in stacks}
-    text = "".join(p.read_text() for p in layout.pins.glob("*/pylock.*.toml"))
-    doomed = [
-        folder
-        for folder in (layout.cache / "files").glob("*")
-        if folder.name not in needed and folder.name not in text
-    ]
+    naming = [*layout.pins.glob("*/*.toml"), layout.wheelhouse / "manifest.json"]
+    text = "".join(path.read_text(encoding="utf-8") for path in naming if path.is_file())
+    files = (layout.cache / "files").glob("*") if with_cache else ()
+    doomed = [folder for folder in files if folder.name not in text]
     for name in ("env", "toolkit", "work", "dist"):
         for folder in (layout.build / name).glob("*"):
             partial = folder.name.endswith((".partial", ".old"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from sm121 import proc
 from sm121.commands.common import add_build_options, context_of
 from sm121.compile.stage import CompileStage, make_tools
-from sm121.errors import CheckFailed
+from sm121.gitrepo import Repository
 from sm121.pipeline import all_stages, run_stages
+from sm121.source.stage import REPOSITORY
 from sm121.state import exclusive
 from sm121.ui import Ui
 
@@ -19,11 +21,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs="*", help="run this instead of an interactive shell")
 
 
+def make_current(repository: Repository, commit: str, tree: Path, ui: Ui) -> None:
+    """Check the patched tree out, unless somebody has edited it: then leave it, and say so."""
+    marker = tree.with_name(f"{tree.name}.commit")
+    there = marker.read_text() if marker.is_file() else ""
+    if there and (edited := repository.edited(tree)):
+        ui.note(
+            f"the tree is at {there[:12]} with {len(edited)} edited file(s) and is left as it is"
+            + ("" if there == commit else f"; the series is now at {commit[:12]}")
+        )
+    elif there != commit:
+        repository.checkout(commit, tree)
+
+
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring everything before `compile` up to date, check the tree out, become a shell."""
-    from sm121.gitrepo import Repository
-    from sm121.source.stage import REPOSITORY
-
     context = context_of(arguments, ui)
     stage = CompileStage()
     stages = all_stages(context)
@@ -34,15 +46,14 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     with exclusive(context.layout.build, "shell (preparing)"):
         results, _ = run_stages(context, before)
         tree = stage.tree(context)
-        # A tree that somebody works in is left as it is.
-        if not tree.is_dir():
-            Repository(context.layout.source / REPOSITORY).checkout(
-                str(results["patch"]["commit"]), tree
-            )
+        make_current(
+            Repository(context.layout.source / REPOSITORY),
+            str(results["patch"]["commit"]),
+            tree,
+            ui,
+        )
         environment = stage.environment(context, results, make_tools(context))
         context.memory.save()
-    if not tree.is_dir():
-        raise CheckFailed(f"{tree} is not a folder.")
     for name in ("TERM", "USER", "LOGNAME", "SHELL"):
         if value := os.environ.get(name):
             environment[name] = value

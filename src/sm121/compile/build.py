@@ -40,6 +40,7 @@ def run_setup(
     jobs: int,
     log: Path,
     ui: Ui,
+    shell_options: str,
 ) -> Built:
     """`setup.py build … bdist_wheel` in the patched tree; objects stay in `output` for ninja.
 
@@ -68,7 +69,9 @@ def run_setup(
                 cwd=tree, env=environment, log=log, on_line=on_line,
             )  # fmt: skip
         except ToolFailed as failure:
-            raise diagnose(lines, failure, jobs=jobs, log=log) from failure
+            raise diagnose(
+                lines, failure, jobs=jobs, log=log, shell_options=shell_options
+            ) from failure
     wheels = list((output / "dist").glob("*.whl"))
     if len(wheels) != 1:
         raise ToolFailed(
@@ -77,7 +80,9 @@ def run_setup(
     return Built(wheel=wheels[0], objects=ninja.built)
 
 
-def diagnose(lines: Sequence[str], failure: ToolFailed, *, jobs: int, log: Path) -> Sm121Error:
+def diagnose(
+    lines: Sequence[str], failure: ToolFailed, *, jobs: int, log: Path, shell_options: str = ""
+) -> Sm121Error:
     """Turn a failed build's output into the error that helps."""
     text = "\n".join(lines)
     if failure.returncode in (137, -9) or _KILLED.search(text):
@@ -103,5 +108,6 @@ def diagnose(lines: Sequence[str], failure: ToolFailed, *, jobs: int, log: Path)
         tail=errors or lines[-15:],
         log=log,
         cause=f"the whole output is in {log}",
-        remedy="`nox -s shell` opens a shell with the same tools and the patched tree.",
+        remedy=f"`nox -s shell -- {shell_options}` opens a shell with the same tools and the "
+        "patched tree.",
     )

@@ -29,18 +29,28 @@ def available_memory() -> int:
 
     available = int(psutil.virtual_memory().available)
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        # Page cache that the kernel gives up at once (cgroup-v2, memory.stat).
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         if limit != "max":
-            available = min(available, int(limit) - used)
+            available = min(available, int(limit) - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):
         pass
     return available
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on (taskset and cgroup cpusets count)."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use: taskset, cpusets and CPU quotas (cpu.max) count."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
 
 
 def choose_jobs(

@@ -39,8 +39,11 @@ def wheel_version(context: Context, results: Results) -> str:
     )
 
 
-def _digests(results: Results) -> dict[str, object]:
-    return {name: source["digest"] for name, source in results["sources"]["sources"].items()}
+def _used_sources(context: Context, results: Results) -> dict[str, object]:
+    return {
+        name: [source["digest"], context.stack.sources[name].model_dump(mode="json")]
+        for name, source in results["sources"]["sources"].items()
+    }
 
 
 def make_tools(context: Context) -> Tools:
@@ -86,7 +89,7 @@ class CompileStage:
             "host environment": str(results["environment"]["fingerprint"]),
             "toolkit": str(results["toolkit"]["fingerprint"]),
             **(
-                {"third-party sources": json.dumps(_digests(results), sort_keys=True)}
+                {"third-party sources": json.dumps(_used_sources(context, results), sort_keys=True)}
                 if "sources" in results
                 else {}
             ),
@@ -127,6 +130,7 @@ class CompileStage:
             for name in sources
             for variable, folder in pins[name].cmake.items()
         }
+        context.ui.say(f"       jobs        {jobs.reason}")
         toolchain = work / "toolchain.cmake"
         text = toolchain_text(tools, prefixes=prefixes, variables=variables)
         if not toolchain.is_file() or toolchain.read_text() != text:
@@ -139,7 +143,8 @@ class CompileStage:
             jobs=jobs.count,
             version=wheel_version(context, results),
             epoch=int(context.stack.vllm.date.timestamp()),
-            source_prefix=work,
+            cache_base=context.layout.build,
+            home=work / "home",
             sources={pins[name].env: folder for name, folder in sources.items()},
             ccache_dir=context.layout.cache / "ccache",
         )
@@ -162,7 +167,10 @@ class CompileStage:
         # CMake remembers compilers and torch: another toolchain gets another ninja tree. (Not
         # the stages' fingerprints: a reworded comment there must not cost hours of nvcc.)
         identity = sha256_text(
-            (work / "toolchain.cmake").read_text(), str(results["toolkit"]["content"]), context.arch
+            (work / "toolchain.cmake").read_text(),
+            str(results["toolkit"]["content"]),
+            str(results["environment"]["python"]),
+            context.arch,
         )[:8]
         output = work / f"ninja-{identity}"
         for other in work.glob("ninja-*"):
@@ -178,15 +186,18 @@ class CompileStage:
             jobs=jobs,
             log=context.log(self.name),
             ui=context.ui,
+            shell_options=f"--profile {context.options.profile} --target {context.options.target}",
         )
         version = environment["VLLM_VERSION_OVERRIDE"]
+        wanted_name = f"vllm-{version}-{_ABI}-abi3-linux_{tools.machine}.whl"
         libraries = check_wheel(
             built.wheel,
             machine=tools.machine,
-            version=version,
+            filename=wanted_name,
             components=context.profile.components,
             forbidden=[str(context.layout.build), str(context.layout.root)],
-            requirements={n: p.version for n, p in context.stack.family.items()},
+            family=context.stack.family,
+            required=results["patch"]["required"],
         )
         final = self.dist(context) / built.wheel.name
         for old in self.dist(context).glob("*.whl"):
@@ -200,7 +211,7 @@ class CompileStage:
             "version": version,
             "objects": built.objects,
             "jobs": jobs,
-            "compiler_cache": compiler_cache() or "none",
+            "compiler_cache": compiler_cache(environment["PATH"]) or "none",
             "libraries": {
                 name: {"machine": lib.machine, "needed": list(lib.needed)}
                 for name, lib in libraries.items()

@@ -99,19 +99,26 @@ def build_environment(
     jobs: int,
     version: str,
     epoch: int,
-    source_prefix: Path,
+    cache_base: Path,
+    home: Path,
     sources: Mapping[str, Path],
     ccache_dir: Path,
 ) -> dict[str, str]:
     """The whole environment of setup.py; nothing of the user's leaks in except PATH's tail.
 
     sources: environment variable of each third-party source and its folder. epoch: seconds,
-    SOURCE_DATE_EPOCH.
+    SOURCE_DATE_EPOCH. cache_base: below it, a compiler cache takes paths as relative. home:
+    an empty folder, since distutils and ccache read configuration from the user's.
     """
-    path = [str(tools.environment / "bin"), str(tools.cuda / "bin"), *_system_path()]
+    path = [
+        str(tools.environment / "bin"),
+        str(tools.cuda / "bin"),
+        os.environ.get("PATH", os.defpath),
+    ]
+    home.mkdir(parents=True, exist_ok=True)
     environment = {
         "PATH": os.pathsep.join(path),
-        "HOME": os.environ.get("HOME", "/"),
+        "HOME": str(home),
         "LC_ALL": "C.UTF-8",
         "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
         "CUDA_HOME": str(tools.cuda),
@@ -129,35 +136,18 @@ def build_environment(
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "_PYTHON_HOST_PLATFORM": f"linux-{tools.machine}",
-        # A compiler cache serves every checkout: paths are relative to the build folder.
+        # A compiler cache serves every checkout (ccache manual, "Compiling in different
+        # directories"): sources, torch's and CUDA's headers are all below the build folder.
         "CCACHE_DIR": str(ccache_dir),
-        "CCACHE_BASEDIR": str(source_prefix),
+        "CCACHE_BASEDIR": str(cache_base),
         "CCACHE_NOHASHDIR": "1",
     }
     environment.update({name: str(folder) for name, folder in sources.items()})
-    if proxies := {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}:
-        environment.update(proxies)
+    if disabled := os.environ.get("CCACHE_DISABLE"):
+        environment["CCACHE_DISABLE"] = disabled
     return environment
 
 
-def _system_path() -> list[str]:
-    """PATH of the system without folders of other Pythons or of Rust.
-
-    cargo would be tried by vLLM's setup when found, and would put binaries for this machine
-    into a wheel for another.
-    """
-    kept = []
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        if folder and not any(
-            (Path(folder) / name).exists() for name in ("cargo", "conda", "pyenv")
-        ):
-            kept.append(folder)
-    for needed in ("/usr/bin", "/bin"):
-        if needed not in kept:
-            kept.append(needed)
-    return kept
-
-
-def compiler_cache() -> str | None:
-    """The compiler cache that vLLM's setup will find, for the record."""
-    return next((name for name in ("sccache", "ccache") if shutil.which(name)), None)
+def compiler_cache(path: str) -> str | None:
+    """The compiler cache that vLLM's setup will find on this PATH, for the record."""
+    return next((name for name in ("sccache", "ccache") if shutil.which(name, path=path)), None)

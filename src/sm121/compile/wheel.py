@@ -1,7 +1,8 @@
 """The built wheel: check that it is what profile and target promise, and make it canonical.
 
-Canonical: members sorted, one time (SOURCE_DATE_EPOCH), fixed modes and compression, so that
-the same content is the same file whatever the umask and the order of os.listdir.
+Canonical: members sorted, one time (SOURCE_DATE_EPOCH), fixed modes, not compressed. So the
+same content is the same file, whatever the umask and the order of os.listdir, and whichever
+zlib Python has (zlib and zlib-ng compress the same bytes differently).
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from packaging.utils import parse_wheel_filename
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sm121.errors import WheelFault
 from sm121.files import write_atomic
+from sm121.pins.model import FamilyPin
 
 _ELF_MACHINES = {"aarch64": "EM_AARCH64", "x86_64": "EM_X86_64"}
-_COMPRESSION_LEVEL = 6
 # Where a component ends up, if not at vllm/<name>.abi3.so.
 _PLACES = {
     "_vllm_fa2_C": "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
@@ -67,24 +70,20 @@ def check_wheel(
     wheel: Path,
     *,
     machine: str,
-    version: str,
+    filename: str,
     components: Sequence[str],
     forbidden: Sequence[str],
-    requirements: Mapping[str, str],
+    family: Mapping[str, FamilyPin],
+    required: Collection[str],
 ) -> dict[str, Library]:
     """Check a built wheel; returns its libraries by member name.
 
     components: must be in, and nothing else compiled may be. forbidden: strings (build
-    paths) that no library may contain. requirements: distribution → exact version that
-    METADATA must ask for. Raises WheelFault listing every fault.
+    paths) that no library may contain. family and required: see metadata_faults. Raises WheelFault listing every fault.
     """
     faults: list[str] = []
-    _, found_version, _, tags = parse_wheel_filename(wheel.name)
-    platforms = {tag.platform for tag in tags}
-    if platforms != {f"linux_{machine}"}:
-        faults.append(f"platform tag {', '.join(sorted(platforms))}, wanted linux_{machine}")
-    if str(found_version) != version:
-        faults.append(f"version {found_version}, wanted {version}")
+    if wheel.name != filename:
+        faults.append(f"the wheel is {wheel.name}, wanted {filename}")
     expected = {component_path(c): c for c in components}
     libraries: dict[str, Library] = {}
     with zipfile.ZipFile(wheel) as archive:
@@ -124,10 +123,7 @@ def check_wheel(
             ]
         metadata_name = next((n for n in names if n.endswith(".dist-info/METADATA")), None)
         metadata = archive.read(metadata_name).decode() if metadata_name else ""
-    asked = _exact_requirements(metadata)
-    for distribution, wanted in requirements.items():
-        if (found := asked.get(distribution)) is not None and found != wanted:
-            faults.append(f"METADATA asks for {distribution}=={found}, the pins for {wanted}")
+    faults += metadata_faults(metadata, family, required)
     if faults:
         raise WheelFault(
             f"The built wheel has {len(faults)} fault(s).",
@@ -138,20 +134,31 @@ def check_wheel(
     return libraries
 
 
-def _exact_requirements(metadata: str) -> dict[str, str]:
-    """Distributions that METADATA pins with ==, outside extras."""
-    from email.parser import HeaderParser
+def metadata_faults(
+    metadata: str, family: Mapping[str, FamilyPin], required: Collection[str]
+) -> list[str]:
+    """Where METADATA (core metadata, Requires-Dist) and the pins of the family disagree.
 
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    found: dict[str, str] = {}
+    required: members of the family that must be asked for at all.
+    """
+    asked: dict[str, Requirement] = {}
     for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist", []):
         requirement = Requirement(line)
-        exact = [s.version for s in requirement.specifier if s.operator == "=="]
-        if exact and "extra" not in str(requirement.marker or ""):
-            found[canonicalize_name(requirement.name)] = exact[0]
-    return found
+        if "extra" not in str(requirement.marker or ""):
+            asked[canonicalize_name(requirement.name)] = requirement
+    faults = [
+        f"METADATA does not ask for {name}, which vLLM's requirement files name"
+        for name in sorted(set(required) - set(asked))
+    ]
+    for name, pin in family.items():
+        if name not in asked:
+            continue
+        requirement = asked[name]
+        if not requirement.specifier.contains(pin.version, prereleases=True):
+            faults.append(f"METADATA asks for {requirement}, the pins for {name}=={pin.version}")
+        if lost := sorted(set(pin.extras) - requirement.extras):
+            faults.append(f"METADATA asks for {requirement} without [{', '.join(lost)}]")
+    return faults
 
 
 def canonical_wheel(source: Path, output: Path, *, epoch: int) -> None:
@@ -170,6 +177,5 @@ def canonical_wheel(source: Path, output: Path, *, epoch: int) -> None:
             executable = (old.getinfo(name).external_attr >> 16) & 0o100
             info.external_attr = (0o100755 if executable else 0o100644) << 16
             info.create_system = 3
-            info.compress_type = zipfile.ZIP_DEFLATED
-            new.writestr(info, old.read(name), compresslevel=_COMPRESSION_LEVEL)
+            new.writestr(info, old.read(name), zipfile.ZIP_STORED)
     write_atomic(output, buffer.getvalue())

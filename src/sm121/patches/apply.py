@@ -54,6 +54,13 @@ def apply_series(repository: Repository, base: str, series: Sequence[Patch]) -> 
     later: list[str] = []
     for patch in series:
         author, subject, body = repository.mailinfo(patch.path)
+        if not (author.name and author.email and author.date):
+            raise PatchFailed(
+                f"{patch.path.name} says no author or no date.",
+                cause="git would take the user's name and the time of day, and the commit ids "
+                "would change with every run",
+                remedy=f"Write {patch.path} with `git format-patch` (From:, Date:, Subject:).",
+            )
         result, tree = repository.apply(commit, patch.path)
         upstream_status = (_STATUS.findall(body) or [""])[-1].strip()
         if not result.ok and repository.apply(commit, patch.path, check_reverse=True)[0].ok:

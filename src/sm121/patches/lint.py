@@ -48,7 +48,7 @@ def lint_series(
             if path.endswith((".py", ".pyi")) and content is not None:
                 checked += 1
                 try:
-                    ast.parse(content, path)
+                    ast.parse(content.encode(errors="surrogateescape"), path)
                 except SyntaxError as error:
                     faults.append(f"{patch.path.name}: {path}:{error.lineno}: {error.msg}")
         parent = result.commit

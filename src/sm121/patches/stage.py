@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from sm121.context import Context, Results
 from sm121.files import sha256_text
@@ -16,6 +19,13 @@ from sm121.source.stage import REPOSITORY
 
 def series_folder(context: Context) -> Path:
     return context.layout.patches / "vllm" / context.stack_name
+
+
+def _required(requirements: str) -> Iterator[str]:
+    """Distributions that a requirements file names on lines of its own."""
+    for line in requirements.splitlines():
+        if match := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line):
+            yield canonicalize_name(match[0])
 
 
 class PatchStage:
@@ -51,13 +61,15 @@ class PatchStage:
                 context.ui.note(f"patch {patch.name}: upstream has it, so it makes no commit")
             elif patch.offset:
                 context.ui.note(f"patch {patch.name}: applied {patch.offset} lines off")
+        texts = {name: repository.read(applied.commit, name) or "" for name in REQUIREMENT_FILES}
         return {
             "commit": applied.commit,
             "tree": repository.tree_of(applied.commit),
             "ref": ref,
             "patches": [asdict(patch) for patch in applied.patches],
-            "requirement_files": {
-                name: sha256_text(repository.read(applied.commit, name) or "")
-                for name in REQUIREMENT_FILES
-            },
+            "requirement_files": {name: sha256_text(text) for name, text in texts.items()},
+            "required": sorted(
+                set(context.stack.family)
+                & {name for text in texts.values() for name in _required(text)}
+            ),
         }

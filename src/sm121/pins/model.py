@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
@@ -28,11 +28,9 @@ def _kebab(name: str) -> str:
 
 
 class Model(BaseModel):
-    """Frozen, strict, unknown keys refused; keys are spelt with dashes in TOML."""
+    """Frozen, unknown keys refused; keys are spelt with dashes, as TOML's manual has them."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab)
 
 
 def _hex(length: int, what: str) -> AfterValidator:
@@ -80,12 +78,21 @@ def _git_ref(value: str) -> str:
     return value
 
 
+def _wheel_filename(value: str) -> str:
+    try:
+        parse_wheel_filename(value)
+    except InvalidWheelFilename as error:
+        raise ValueError(f"{value!r} is not the name of a wheel: {error}") from error
+    return value
+
+
 Sha256 = Annotated[str, _hex(64, "a sha256")]
 Commit = Annotated[str, _hex(40, "a commit")]
 GitRef = Annotated[str, AfterValidator(_git_ref)]
 VersionText = Annotated[str, AfterValidator(_version)]
 Distribution = Annotated[str, AfterValidator(_distribution)]
 RequirementText = Annotated[str, AfterValidator(_requirement)]
+WheelFilename = Annotated[str, AfterValidator(_wheel_filename)]
 RelativePath = Annotated[str, AfterValidator(_relative)]
 Arch = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9][af]?$")]
 GlibcText = Annotated[str, Field(pattern=r"^2\.[0-9]+$")]
@@ -148,10 +155,13 @@ class HostPin(Model):
 
 
 class WheelProvider(Model):
-    """A wheel on the index that carries the same tree as the git source."""
+    """A wheel on the index that carries the same tree as the git source.
 
-    distribution: Distribution
-    version: VersionText
+    subtrees: folder of the source = folder in the wheel.
+    """
+
+    filename: WheelFilename
+    sha256: Sha256
     subtrees: dict[RelativePath, RelativePath]
 
 

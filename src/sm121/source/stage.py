@@ -9,6 +9,8 @@ from typing import Any
 
 from sm121.context import Context, Results
 from sm121.fetch import Cache
+from sm121.files import tree_digest
+from sm121.pins.model import SourcePin
 
 REPOSITORY = "vllm.git"
 # git's empty tree: comparing with it lists every path of a commit.
@@ -67,6 +69,11 @@ class SourceStage:
         }
 
 
+def _local_digest(folder: Path, pin: SourcePin) -> str:
+    parts = [f"{sub}={tree_digest(folder / sub)}" for sub in pin.digest or {".": ""}]
+    return " ".join([str(folder), *parts])
+
+
 class ThirdPartyStage:
     """Stage `sources`: what the profile's components need besides vLLM, ready before configure."""
 
@@ -79,9 +86,9 @@ class ThirdPartyStage:
         pins = context.stack.sources
         return {
             **{f"pin {name}": pins[name].model_dump_json() for name in context.profile.sources},
-            # A local clone is hashed by `run`; that it was named at all is an input.
+            # A local clone can be edited at any time, so it is hashed each time.
             **{
-                pins[name].env: os.environ[pins[name].env]
+                pins[name].env: _local_digest(Path(os.environ[pins[name].env]), pins[name])
                 for name in context.profile.sources
                 if os.environ.get(pins[name].env)
             },

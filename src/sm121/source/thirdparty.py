@@ -8,18 +8,19 @@ provides, the content digest decides.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import parse_wheel_filename
+
 from sm121.errors import CheckFailed, HashMismatch, NetworkFault
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import fresh_directory, remove_tree, tree_digest
+from sm121.files import fresh_directory, remove_tree, sha256_text, tree_digest
 from sm121.gitrepo import Repository
-from sm121.index import locate
 from sm121.lock.pylock import LockedFile, Target
 from sm121.pins.model import SourcePin, WheelProvider
+from sm121.toolkit.unpack import unpack
 from sm121.ui import Ui
 
 _GIT_TIMEOUT_S = 900
@@ -59,7 +60,8 @@ def obtain(
                 remedy=f"Unset {pin.env}, or point it at a clone of {pin.git} at {pin.ref}.",
             )
         return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
-    final = folder / f"{name}-{pin.ref}"
+    # Named by the whole pin: with other submodules or folders it is another tree.
+    final = folder / f"{name}-{sha256_text(pin.model_dump_json())[:12]}"
     marker = final / ".sm121-provider"
     if marker.is_file():
         return _verified(name, pin, final, provider=marker.read_text().strip(), ui=ui)
@@ -76,7 +78,7 @@ def obtain(
         except NetworkFault as fault:
             failures.append(f"git: {fault.cause or fault.what}")
     for provider in pin.wheels:
-        label = f"wheel {provider.distribution} {provider.version}"
+        label = f"wheel {provider.filename}"
         try:
             with fresh_directory(final) as fresh:
                 _from_wheel(provider, fresh, cache=cache, target=target, offline=offline, ui=ui)
@@ -145,27 +147,20 @@ def _from_wheel(
     ui: Ui,
 ) -> None:
     """Copy the subtrees out of a wheel; what they must be is said by the source's digest."""
-    if offline:
-        raise NetworkFault("--offline")
-    offered = locate(
-        [(provider.distribution, provider.version)],
-        uv_platform=target.uv_platform,
-        python=target.python,
+    distribution, version, _, _ = parse_wheel_filename(provider.filename)
+    wheel = LockedFile(
+        distribution=distribution,
+        version=str(version),
+        filename=provider.filename,
+        sha256=provider.sha256,
+        size=0,
     )
-    file = next(iter(offered.values()))
-    locked = LockedFile(
-        distribution=file.distribution,
-        version=file.version,
-        filename=file.filename,
-        sha256=file.sha256,
-        size=file.size,
-    )
-    path = fetch_locked([locked], target=target, cache=cache, offline=offline, ui=ui)[file.sha256]
-    with zipfile.ZipFile(path) as wheel:
+    path = fetch_locked([wheel], target=target, cache=cache, offline=offline, ui=ui)[wheel.sha256]
+
+    def rename(member: str) -> str | None:
         for destination, prefix in provider.subtrees.items():
-            for member in wheel.infolist():
-                relative = member.filename.removeprefix(prefix + "/")
-                if relative != member.filename and not member.is_dir() and ".." not in relative:
-                    out = fresh / destination / relative
-                    out.parent.mkdir(parents=True, exist_ok=True)
-                    out.write_bytes(wheel.read(member))
+            if member.startswith(f"{prefix}/"):
+                return f"{destination}/{member.removeprefix(f'{prefix}/')}"
+        return None
+
+    unpack(path, fresh, rename)

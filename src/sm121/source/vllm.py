@@ -58,7 +58,7 @@ def obtain(
     be reached.
     """
     if repository.commit_of(_ref(pin, "git")) == pin.commit:
-        return Base(commit=pin.commit, provider="git", reason="already here")
+        return Base(commit=pin.commit, provider="git", reason=f"commit of {pin.tag}")
     known = repository.commit_of(_ref(pin, "sdist"))
     if offline:
         why = "--offline"

@@ -19,11 +19,13 @@ _GCC_MAX = (15, 99)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compilers:
-    """C and C++ compiler for a target, and what the C++ one says it is."""
+    """C and C++ compiler for a target, the version of the C++ one, and the target's C library
+    that it compiles against ('glibc 2.36')."""
 
     cc: Path
     cxx: Path
     version: str
+    libc: str
 
 
 def host_machine() -> str:
@@ -76,4 +78,24 @@ def find_compilers(machine: str) -> Compilers:
             cause="vLLM needs GCC 11.3 or newer, and nvcc 13.0 refuses GCC above 15",
             remedy="Install another version and set SM121_CC and SM121_CXX to it.",
         )
-    return Compilers(cc=Path(paths[0] or ""), cxx=Path(paths[1] or ""), version=version)
+    return Compilers(
+        cc=Path(paths[0] or ""),
+        cxx=Path(paths[1] or ""),
+        version=version,
+        libc=_libc(paths[0] or ""),
+    )
+
+
+def _libc(cc: str) -> str:
+    """Which C library's headers a compiler uses (features.h, __GLIBC__ and __GLIBC_MINOR__)."""
+    macros = proc.run(
+        [cc, "-E", "-dM", "-include", "features.h", "-x", "c", "/dev/null"], check=False
+    ).output
+    found = dict(re.findall(r"#define (__GLIBC__|__GLIBC_MINOR__) (\d+)", macros))
+    if len(found) < 2:
+        raise CompilerMissing(
+            f"{cc} finds no C library headers of its target.",
+            cause=macros.strip()[-200:],
+            remedy="Install the whole compiler package, with the target's libc6-dev.",
+        )
+    return f"glibc {found['__GLIBC__']}.{found['__GLIBC_MINOR__']}"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sm121 import proc
 from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault
-from sm121.files import write_atomic
 from sm121.index import uv_binary
 from sm121.toolkit.machine import Compilers, install_hint
 
@@ -89,9 +88,10 @@ def find_interpreter(
 def make_environment(
     folder: Path, interpreter: Interpreter, wheels: Sequence[Path], *, log: Path
 ) -> None:
-    """A virtual environment with exactly these wheels, installed offline.
+    """A virtual environment with exactly these wheels, installed offline, at its final place
+    (its scripts hold the path). The caller marks it as complete afterwards.
 
-    The marker file is written last: an environment without it is not used.
+    Raises EnvironmentFault if its torch does not import.
     """
     uv = uv_binary()
     proc.run([uv, "venv", "--clear", "--python", interpreter.executable, folder], log=log)
@@ -116,7 +116,6 @@ def make_environment(
             cause=f"see the end of {log}",
             remedy="vLLM's setup.py needs a CUDA build of torch that imports on this machine.",
         )
-    write_atomic(folder / "sm121-complete", "")
 
 
 # What pyconfig.h says about types; the rest of it concerns CPython's own build.

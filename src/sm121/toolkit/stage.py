@@ -9,7 +9,7 @@ from typing import Any
 from sm121.context import Context, Results
 from sm121.errors import UsageFault
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import fresh_directory
+from sm121.files import fresh_directory, write_atomic
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
 from sm121.lock.resolve import load_checked
 from sm121.state import fingerprint
@@ -23,7 +23,14 @@ from sm121.toolkit.python import (
 )
 from sm121.toolkit.unpack import unpack_all
 
+# Written last, with the digest of what the folder was made from: one that was made from
+# something else, or not to its end, is not taken for the one that is wanted.
 COMPLETE = "sm121-complete"
+
+
+def is_complete(folder: Path, result: Mapping[str, Any]) -> bool:
+    marker = folder / COMPLETE
+    return marker.is_file() and marker.read_text() == result.get("content")
 
 
 def host_interpreter(context: Context) -> tuple[Interpreter, Target]:
@@ -71,7 +78,7 @@ class EnvironmentStage:
         }
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
-        return (self.folder(context) / COMPLETE).is_file()
+        return is_complete(self.folder(context), result)
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         interpreter, target = host_interpreter(context)
@@ -86,8 +93,11 @@ class EnvironmentStage:
         make_environment(
             self.folder(context), interpreter, list(paths.values()), log=context.log(self.name)
         )
+        content = fingerprint(self.inputs(context, results))
+        write_atomic(self.folder(context) / COMPLETE, content)
         versions = {f.distribution: f.version for f in files}
         return {
+            "content": content,
             "python": interpreter.full,
             "tools": {
                 name: versions[name]
@@ -122,13 +132,17 @@ class ToolkitStage:
             f"lock host-{host.tag}": _lock_digest(context, host),
             f"lock host-{context.runtime.tag}": _lock_digest(context, context.runtime),
             "compiler": f"{compilers.cxx.name} {compilers.version}",
+            "compiler programs": " ".join(
+                f"{path} {context.memory.sha256(path)}" for path in (compilers.cc, compilers.cxx)
+            ),
+            "C library headers": compilers.libc,
         }
         if self.machine(context) != host_machine():
             inputs["Python headers"] = f"{interpreter.full} {interpreter.include}"
         return inputs
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
-        return (self.folder(context) / COMPLETE).is_file()
+        return is_complete(self.folder(context), result)
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         log = context.log(self.name)
@@ -170,12 +184,13 @@ class ToolkitStage:
             )
             if not native:
                 cross_headers(interpreter, fresh / "python", compilers, log=log)
-            (fresh / COMPLETE).write_text("")
+            content = fingerprint(self.inputs(context, results))
+            (fresh / COMPLETE).write_text(content)
         return {
             "native": native,
             "compiler": f"{compilers.cxx.name} {compilers.version}",
             "stub_names": len(stub),
-            "content": fingerprint(self.inputs(context, results)),
+            "content": content,
         }
 
 

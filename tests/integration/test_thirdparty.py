@@ -1,0 +1,268 @@
+"""Third-party sources: a local clone, git with its submodules, a wheel; the digest decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121.errors import CheckFailed, HashMismatch, NetworkFault
+from sm121.fetch import Cache
+from sm121.files import HashMemory, tree_digest
+from sm121.lock.pylock import Target
+from sm121.pins.model import SourcePin
+from sm121.source.thirdparty import Source, obtain
+from support.gits import Work
+from support.servers import serve_index
+from support.wheels import make_wheel
+
+TARGET = Target.make("linux-aarch64", python="3.12", glibc="2.39")
+HEADERS = {"include/cutlass/a.h": b"#pragma once\r\n", "include/cutlass/deep/b.h": b"b\n"}
+UNREACHABLE = "http://127.0.0.1:9/cutlass.git"
+
+
+@dataclass
+class Place:
+    remote: Work
+    inner: Work
+    commit: str
+    inner_commit: str
+    shelf: Path
+    folder: Path
+    cache: Cache
+    screen: Any
+    digest: str
+
+    def pin(self, **changes: Any) -> SourcePin:
+        return SourcePin.model_validate(
+            {
+                "git": self.remote.url,
+                "ref": "v4.4.2",
+                "env": "VLLM_CUTLASS_SRC_DIR",
+                "upstream_file": "CMakeLists.txt",
+                "upstream_repository": "nvidia/cutlass",
+                "digest": {"include": self.digest},
+                **changes,
+            }
+        )
+
+    def wheel_provider(self, **changes: Any) -> dict[str, Any]:
+        return {
+            "distribution": "sm121-carrier", "version": "1.0",
+            "subtrees": {"include": "carrier/data/cutlass/include"}, **changes,
+        }  # fmt: skip
+
+    def obtain(
+        self, pin: SourcePin, *, offline: bool = False, environment: dict[str, str] | None = None
+    ) -> Source:
+        return obtain(
+            "cutlass", pin, folder=self.folder, cache=self.cache, target=TARGET,
+            offline=offline, ui=self.screen.ui, environment=environment or {},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, screen) -> Place:
+    inner = Work.init(tmp_path / "inner.git")
+    inner_commit = inner.commit({"fmt.h": "fmt\n"})
+    remote = Work.init(tmp_path / "cutlass.git")
+    remote.write({**HEADERS, "tools/x": "x"})
+    remote.git(
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "add",
+        "-q",
+        "../inner.git",
+        "third-party/fmt",
+    )
+    commit = remote.commit({}, "4.4.2")
+    remote.git("tag", "v4.4.2")
+    shelf = tmp_path / "shelf"
+    make_wheel(
+        shelf,
+        {
+            **{f"carrier/data/cutlass/{k}": v for k, v in HEADERS.items()},
+            "carrier/data/cutlass/include-not/x": "no",
+            "carrier/other.py": "no",
+        },
+        name="sm121_carrier",
+    )
+    folder = tmp_path / "build/source"
+    folder.mkdir(parents=True)
+    return Place(
+        remote, inner, commit, inner_commit, shelf, folder,
+        Cache(tmp_path / "cache", HashMemory(tmp_path / "hashes.json")), screen,
+        tree_digest(remote.path / "include"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def index(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with serve_index(place.shelf) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        yield
+
+
+def test_git_gives_the_tree_with_its_submodules(place: Place) -> None:
+    digest = {"include": place.digest, "third-party/fmt": tree_digest_of_export(place.inner)}
+    pin = place.pin(submodules={"third-party/fmt": place.inner_commit}, digest=digest)
+    source = place.obtain(pin)
+    assert (source.provider, source.digest) == ("git", digest)
+    assert (source.path / "third-party/fmt/fmt.h").read_text() == "fmt\n"
+    for name, content in HEADERS.items():
+        assert (source.path / name).read_bytes() == content
+    assert not (source.path / ".git").exists()
+
+
+def test_only_what_the_digest_covers_is_there_to_be_used(place: Place) -> None:
+    """Else two providers could differ in what nobody checked."""
+    source = place.obtain(place.pin())
+    assert {p.name for p in source.path.iterdir()} == {"include", ".sm121-provider"}
+
+
+def test_commit_of_a_remote_may_be_pinned_instead_of_a_tag(place: Place) -> None:
+    place.remote.commit({"later": "x"})
+    assert place.obtain(place.pin(ref=place.commit)).provider == "git"
+
+
+def test_other_submodule_than_pinned_is_refused(place: Place) -> None:
+    with pytest.raises(HashMismatch, match="another submodule at third-party/fmt") as raised:
+        place.obtain(place.pin(submodules={"third-party/fmt": "0" * 40}))
+    assert place.inner_commit in raised.value.cause
+    assert "0" * 40 in raised.value.cause
+    assert [p.name for p in place.folder.iterdir() if not p.name.endswith(".git")] == []
+
+
+def test_what_is_there_is_not_fetched_again(place: Place) -> None:
+    first = place.obtain(place.pin())
+    again = place.obtain(place.pin(git=UNREACHABLE), offline=True)
+    assert (again.path, again.provider) == (first.path, "git")
+
+
+def test_what_is_there_and_was_damaged_is_refused(place: Place) -> None:
+    source = place.obtain(place.pin())
+    (source.path / "include/cutlass/a.h").write_text("edited")
+    with pytest.raises(HashMismatch) as raised:
+        place.obtain(place.pin())
+    assert str(source.path) in raised.value.remedy
+
+
+def test_half_made_tree_of_a_killed_run_is_made_again(place: Place) -> None:
+    source = place.obtain(place.pin())
+    (source.path / ".sm121-provider").unlink()
+    (source.path / "include/cutlass/a.h").unlink()
+    assert tree_digest(place.obtain(place.pin()).path / "include") == place.digest
+
+
+@pytest.mark.xfail(
+    reason="bug: .sm121-provider is written into the tree after its digest was checked", strict=True
+)
+def test_whole_tree_may_be_pinned(place: Place) -> None:
+    """digest '.': our own marker file beside upstream's must not spoil it."""
+    plain = Work.init(place.remote.path.with_name("plain.git"))
+    plain.commit(HEADERS)
+    whole = {".": tree_digest_of_export(plain)}
+    pin = place.pin(git=plain.url, ref="main", digest=whole)
+    assert place.obtain(pin).provider == "git"
+    assert place.obtain(pin).provider == "git"
+
+
+def tree_digest_of_export(work: Work) -> str:
+    """Of the working tree without .git."""
+    copy = work.path.with_name(f"copy-of-{work.path.name}")
+    work.git("worktree", "add", "-q", "--detach", copy)
+    (copy / ".git").unlink()
+    return tree_digest(copy)
+
+
+def test_content_that_is_not_the_pinned_one_is_refused(place: Place) -> None:
+    wrong = "h1:" + "0" * 64
+    with pytest.raises(HashMismatch, match="include from git is not the pinned content") as raised:
+        place.obtain(place.pin(digest={"include": wrong}))
+    assert wrong in raised.value.cause
+    assert place.digest in raised.value.cause
+    assert not any(place.folder.glob("cutlass-v4.4.2*"))
+
+
+def test_without_a_digest_it_is_said_that_nothing_was_checked(place: Place) -> None:
+    place.obtain(place.pin(digest={}))
+    assert "no content digest is pinned" in place.screen.text
+
+
+# --- a local clone ------------------------------------------------------------------
+
+
+def test_local_clone_comes_first(place: Place) -> None:
+    source = place.obtain(
+        place.pin(git=UNREACHABLE), environment={"VLLM_CUTLASS_SRC_DIR": str(place.remote.path)}
+    )
+    assert source.path == place.remote.path
+    assert source.provider == "local VLLM_CUTLASS_SRC_DIR"
+
+
+def test_local_clone_at_another_state_is_refused(place: Place) -> None:
+    (place.remote.path / "include/cutlass/a.h").write_text("other")
+    with pytest.raises(HashMismatch, match="local VLLM_CUTLASS_SRC_DIR") as raised:
+        place.obtain(place.pin(), environment={"VLLM_CUTLASS_SRC_DIR": str(place.remote.path)})
+    assert "v4.4.2" in raised.value.remedy
+
+
+def test_local_folder_that_does_not_exist_is_named(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="is not a folder") as raised:
+        place.obtain(place.pin(), environment={"VLLM_CUTLASS_SRC_DIR": str(tmp_path / "none")})
+    assert "Unset VLLM_CUTLASS_SRC_DIR" in raised.value.remedy
+
+
+# --- out of a wheel -----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("index")
+def test_wheel_stands_in_for_git_and_the_reason_is_given(place: Place) -> None:
+    source = place.obtain(place.pin(git=UNREACHABLE, wheels=[place.wheel_provider()]))
+    assert source.provider == "wheel sm121-carrier 1.0"
+    assert source.digest == {"include": place.digest}
+    files = {p.relative_to(source.path).as_posix() for p in source.path.rglob("*") if p.is_file()}
+    assert files == {*HEADERS, ".sm121-provider"}
+    assert "cutlass: out of wheel sm121-carrier 1.0, since git: " in place.screen.text
+    again = place.obtain(place.pin(git=UNREACHABLE), offline=True)
+    assert again.provider == "wheel sm121-carrier 1.0"
+
+
+@pytest.mark.usefixtures("index")
+def test_wheel_with_other_content_is_refused(place: Place) -> None:
+    wrong = place.pin(
+        git=UNREACHABLE, wheels=[place.wheel_provider()], digest={"include": "h1:" + "0" * 64}
+    )
+    with pytest.raises(HashMismatch, match="from wheel sm121-carrier"):
+        place.obtain(wrong)
+    assert not any(place.folder.glob("cutlass-v4.4.2*"))
+
+
+def test_no_provider_names_them_all(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    with pytest.raises(NetworkFault, match=r"cutlass \(v4\.4\.2\)") as raised:
+        place.obtain(place.pin(git=UNREACHABLE, wheels=[place.wheel_provider()]))
+    assert "git: " in raised.value.cause
+    assert "wheel sm121-carrier 1.0: " in raised.value.cause
+    assert "VLLM_CUTLASS_SRC_DIR" in raised.value.remedy
+
+
+def test_offline_says_so_for_each_provider(place: Place) -> None:
+    with pytest.raises(NetworkFault) as raised:
+        place.obtain(place.pin(wheels=[place.wheel_provider()]), offline=True)
+    assert raised.value.cause == "git: --offline; wheel sm121-carrier 1.0: --offline"
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.xfail(
+    reason="bug: a wheel that the index lacks stops the search (ToolFailed, code 4)", strict=True
+)
+def test_wheel_that_the_index_lacks_is_one_failed_provider_of_several(place: Place) -> None:
+    gone = place.wheel_provider(version="9.9")
+    source = place.obtain(place.pin(git=UNREACHABLE, wheels=[gone, place.wheel_provider()]))
+    assert source.provider == "wheel sm121-carrier 1.0"
