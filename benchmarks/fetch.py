@@ -46,7 +46,7 @@ def by_pip(files: list[LockedFile], target: Target, folder: Path) -> None:
             *(word for p in platforms for word in ("--platform", p)),
             "-r", str(requirements), "-d", str(folder / "files"),
         ],
-        check=True, env={**os.environ, "PIP_FIND_LINKS": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        check=True, env={**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )  # fmt: skip
 
 

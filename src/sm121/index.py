@@ -81,8 +81,11 @@ def compile_lock(
     arguments: Sequence[str | Path] = (),
     log: Path | None = None,
     allow_sdist: bool = False,
+    output: Path | None = None,
 ) -> list[IndexFile]:
     """Resolve requirements for a platform with `uv pip compile --format pylock.toml`.
+
+    output: a lock that is written; the versions that are in it before are kept if they can be.
 
     Returns every file (wheels, and sdists) that the resolution lists, all with sha256.
     Raises NetworkFault when the index can't be reached, ToolFailed when there is no
@@ -94,6 +97,8 @@ def compile_lock(
     ]  # fmt: skip
     if not allow_sdist:
         argv += ["--only-binary", ":all:"]
+    if output is not None:
+        argv += ["--output-file", output]
     finished = proc.run(
         argv,
         # Nothing is built, so any Python that runs uv will do: uv must not fetch one.
@@ -132,7 +137,8 @@ def compile_lock(
             log=log,
             remedy="If the index is a mirror, it may lack a version; otherwise correct stack.toml.",
         )
-    return list(_index_files(tomllib.loads(finished.output)))
+    text = output.read_text(encoding="utf-8") if output else finished.output
+    return list(_index_files(tomllib.loads(text)))
 
 
 def _where_and_why(output: str) -> str:

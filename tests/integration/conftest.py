@@ -21,6 +21,13 @@ from sm121.source.vllm import sdist_file, unpack_sdist
 from sm121.ui import Ui
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks for the release may have to download and import it."""
+    for item in items:
+        if {"real", "sdist", "locked_wheel"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder for a made-up repository."""

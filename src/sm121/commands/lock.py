@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from sm121.files import write_atomic
 from sm121.gitrepo import Repository
 from sm121.lock.check import check_lock, check_pins
 from sm121.lock.diff import difference, moves
-from sm121.lock.pylock import write_lock
+from sm121.lock.pylock import lock_path, write_lock
 from sm121.lock.resolve import REQUIREMENT_FILES, Resolved, lock_targets, resolve_all
-from sm121.lock.upgrade import edit_pin, newest, parse_wish
+from sm121.lock.upgrade import edit_pin, moving, newest, parse_wish
 from sm121.pins.load import parse_stack
 from sm121.pins.model import Stack
 from sm121.pipeline import all_stages, run_stages
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         repository = Repository(context.layout.source / REPOSITORY)
         commit = str(results["patch"]["commit"])
         files = {name: repository.read(commit, name) or "" for name in REQUIREMENT_FILES}
-        pins, stack, text = wanted_pins(context, arguments.upgrade)
+        pins, stack, text = wanted_pins(context, arguments.upgrade, files)
         rules = load_rules(context.layout.pins)
         check_pins(stack, rules, files)
         resolved = resolve_all(stack, files, logs=context.layout.log, ui=ui)
@@ -61,8 +62,10 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
             )  # fmt: skip
         folder = pins.parent
         stale = {one.filename: difference(folder / one.filename, one.lock) for one in resolved}
-        if arguments.upgrade:
-            show_moves(ui, folder, resolved, parse_wish(arguments.upgrade)[0])
+        if arguments.upgrade and not show_moves(
+            ui, folder, resolved, parse_wish(arguments.upgrade)[0]
+        ):
+            return 0
         if not arguments.check:
             if text:
                 write_atomic(pins, text)
@@ -92,27 +95,39 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     return 0
 
 
-def wanted_pins(context: Context, upgrade: str | None) -> tuple[Path, Stack, str]:
+def wanted_pins(
+    context: Context, upgrade: str | None, files: Mapping[str, str]
+) -> tuple[Path, Stack, str]:
     """stack.toml's path, the stack to resolve, and its new text ('' if it stays)."""
     path = context.layout.pins / context.stack_name / "stack.toml"
     if not upgrade:
         return path, context.stack, ""
     name, version = parse_wish(upgrade)
-    stack = context.stack
-    if not version and name in {**stack.family, **stack.cuda.toolkit, **stack.installer}:
-        version = newest(name, lock_targets(stack)[0], log=context.log("lock.upgrade"))
-    text = edit_pin(path.read_text(encoding="utf-8"), stack, name, version, now=datetime.now(UTC))
-    return path, parse_stack(text, path), text
+    stack, now = context.stack, datetime.now(UTC).replace(microsecond=0)
+    target, log = lock_targets(stack)[0], context.log("lock.upgrade")
+    pinned = name in {**stack.family, **stack.cuda.toolkit, **stack.installer}
+    names = [name]
+    if not version and pinned:
+        version = newest(name, target, log=log)
+    elif not pinned:
+        lock = lock_path(context.layout.pins, context.stack_name, "family", target)
+        names += moving(stack, name, target, files, lock, now=now, log=log)
+    text = path.read_text(encoding="utf-8")
+    for one in dict.fromkeys(names):
+        text = edit_pin(text, stack, one, version, now=now)
+        stack = parse_stack(text, path)
+    return path, stack, text
 
 
-def show_moves(ui: Ui, folder: Path, resolved: list[Resolved], asked: str) -> None:
-    """A table of every distribution that changes its version, and in which locks."""
+def show_moves(ui: Ui, folder: Path, resolved: list[Resolved], asked: str) -> bool:
+    """A table of every distribution that changes its version; False if the asked one stays."""
     where: dict[tuple[str, str, str], list[str]] = {}
     for one in resolved:
         for name, (old, new) in moves(folder / one.filename, one.lock).items():
             where.setdefault((name, old, new), []).append(one.filename)
     if not any(name == asked for name, _, _ in where):
-        ui.note(f"{asked} did not move: nothing newer fits the other pins")
+        ui.note(f"{asked} did not move: nothing newer fits the other pins; nothing was written")
+        return False
     ui.table(
         ("package", "from", "to", "why", "locks"),
         [
@@ -120,3 +135,4 @@ def show_moves(ui: Ui, folder: Path, resolved: list[Resolved], asked: str) -> No
             for (name, old, new), files in sorted(where.items())
         ],
     )
+    return True

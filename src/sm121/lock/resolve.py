@@ -7,6 +7,7 @@ a build can tell, without a network, that lock and pins belong together.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -104,6 +105,24 @@ def resolve(
     stack: Stack, kind: Kind, target: Target, requirement_files: Mapping[str, str], *, log: Path
 ) -> Pylock:
     """Resolve one lock. Raises NetworkFault, or ToolFailed with uv's explanation."""
+    files = resolve_files(stack, kind, target, requirement_files, log=log)
+    return make_lock(
+        _choose(files, target),
+        python=target.python,
+        inputs=inputs_digest(
+            stack, kind, {name: sha256_text(text) for name, text in requirement_files.items()}
+        ),
+    )
+
+
+def resolve_files(
+    stack: Stack, kind: Kind, target: Target, requirement_files: Mapping[str, str], *, log: Path,
+    keeping: Path | None = None, upgrade: str = "",
+) -> list[IndexFile]:  # fmt: skip
+    """All files that the index has for one lock.
+
+    keeping: a lock whose versions stay where they can; upgrade: the one package that need not.
+    """
     requirements = [f"{name}=={version}" for name, version in stack.cuda.toolkit.items()]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -130,20 +149,18 @@ def resolve(
         arguments += ["--constraints", constraints, "--exclude-newer", stack.lock_date.isoformat()]
         for name, date in stack.lock_newer.items():
             arguments += ["--exclude-newer-package", f"{name}={date.isoformat()}"]
-        files = compile_lock(
+        output = None
+        if keeping is not None:
+            output = Path(shutil.copy(keeping, folder))
+            arguments += ["--upgrade-package", upgrade]
+        return compile_lock(
             requirements,
             uv_platform=target.uv_platform,
             python=target.python,
             arguments=arguments,
             log=log,
+            output=output,
         )
-    return make_lock(
-        _choose(files, target),
-        python=target.python,
-        inputs=inputs_digest(
-            stack, kind, {name: sha256_text(text) for name, text in requirement_files.items()}
-        ),
-    )
 
 
 def _exact(name: str, pin: FamilyPin) -> str:

@@ -2,12 +2,14 @@
 function of stack.toml.
 
 A pinned distribution (family, cuda.toolkit, installer) gets another version there. Any other
-one is held by `lock-date`; a date of its own in `[lock-newer]` lets it see later files.
+one is held by `lock-date`; a date of its own in `[lock-newer]` lets it see later files, and so
+does one for each package that has to move with it (pydantic pins pydantic-core exactly).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from packaging.utils import canonicalize_name
 
 from sm121.errors import UsageFault
 from sm121.index import compile_lock
-from sm121.lock.pylock import Target
+from sm121.lock.pylock import Target, read_lock
+from sm121.lock.resolve import resolve_files
 from sm121.pins.model import Stack
 
 
@@ -41,6 +44,24 @@ def newest(name: str, target: Target, *, log: Path) -> str:
         arguments=["--no-deps"], log=log,
     )  # fmt: skip
     return files[0].version
+
+
+def moving(
+    stack: Stack, name: str, target: Target, requirement_files: Mapping[str, str], lock: Path, *,
+    now: datetime, log: Path,
+) -> list[str]:  # fmt: skip
+    """Packages that must be newer than `lock-date` for one that is not pinned to be its newest.
+
+    uv is asked what it would change in the present lock, all others kept if possible.
+    """
+    free = stack.model_copy(update={"lock_date": now})
+    files = resolve_files(
+        free, "family", target, requirement_files, log=log, keeping=lock, upgrade=name
+    )
+    before: dict[str, str] = {p.name: str(p.version) for p in read_lock(lock).packages}
+    return sorted(
+        {file.distribution for file in files if before.get(file.distribution) != file.version}
+    )
 
 
 def edit_pin(text: str, stack: Stack, name: str, version: str, *, now: datetime) -> str:
