@@ -49,7 +49,7 @@ _MINIMAL: dict[str, Any] = {
             "wheels": [
                 {
                     "filename": "flashinfer_python-0.6.8-py3-none-any.whl",
-                    "sha256": "b" * 64,
+                    "sha256": SHA256,
                     "subtrees": {"include": "flashinfer/data/cutlass/include"},
                 }
             ],
