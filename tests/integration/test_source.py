@@ -44,8 +44,8 @@ class Place:
                 "tag": "v1.2.3",
                 "commit": self.commit,
                 "date": datetime(2026, 1, 2, tzinfo=UTC),
-                "sdist_sha256": sha256(self.sdist),
-                **changes,
+                "sdist-sha256": sha256(self.sdist),
+                **{name.replace("_", "-"): value for name, value in changes.items()},
             }
         )
 
