@@ -45,7 +45,7 @@ class Place:
                 "commit": self.commit,
                 "date": datetime(2026, 1, 2, tzinfo=UTC),
                 "sdist-sha256": sha256(self.sdist),
-                **changes,
+                **{name.replace("_", "-"): value for name, value in changes.items()},
             }
         )
 
