@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from sm121.errors import LockStale
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import HashMemory
+from sm121.files import HashMemory, write_atomic
 from sm121.layout import Layout
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
 from sm121.repair.wheel import read_wheel
@@ -41,9 +42,15 @@ class Locked:
     memory: HashMemory
     ui: Ui
     fetch: bool = False
+    _read: dict[str, dict[str, LockedFile]] = field(default_factory=dict, init=False)
 
     def files(self, kind: str) -> dict[str, LockedFile]:
         """By distribution; empty if there is no such lock (another Python than the stack's)."""
+        if kind not in self._read:
+            self._read[kind] = self._files(kind)
+        return self._read[kind]
+
+    def _files(self, kind: str) -> dict[str, LockedFile]:
         path = lock_path(self.layout.pins, self.stack, kind, self.target)
         try:
             return {f.distribution: f for f in locked_files(read_lock(path), self.target)}
@@ -63,7 +70,7 @@ class Locked:
         linked against. Fetches only if asked to.
         """
         cache = Cache(self.layout.cache, self.memory)
-        toolkit = self.files("host")
+        toolkit: dict[str, LockedFile] | None = None
         paths: list[Path] = []
         lacking: list[str] = []
         instead: list[str] = []
@@ -76,6 +83,7 @@ class Locked:
             if path.is_file():
                 paths.append(path)
                 continue
+            toolkit = self.files("host") if toolkit is None else toolkit
             other = toolkit.get(name)
             if other and (near := cache.path(other.sha256, other.filename)).is_file():
                 paths.append(near)
@@ -86,13 +94,24 @@ class Locked:
 
     def around_torch(self, besides: Collection[str] = ()) -> Surroundings:
         """torch and everything that it requires, so that `import torch` works."""
+        if "torch" not in self.files("family"):
+            lacking = f"torch (nothing is locked for {self.target.tag})"
+            return Surroundings(paths=(), lacking=(lacking,))
+        lock = lock_path(self.layout.pins, self.stack, "family", self.target)
+        known = self.layout.cache / "abi" / "torch" / self.memory.sha256(lock)
+        try:
+            names = set(json.loads(known.read_text()))
+        except (OSError, ValueError):
+            names = self._torch_requires()
+            found = self.around(names.__contains__)
+            if not found.lacking:  # else there may be more, behind what could not be read
+                write_atomic(known, json.dumps(sorted(names)))
+        return self.around(names.__contains__, besides)
+
+    def _torch_requires(self) -> set[str]:
+        """Distributions that torch requires, itself too, as far as their wheels are here."""
         family = self.files("family")
-        if "torch" not in family:
-            return Surroundings(
-                paths=(), lacking=(f"torch (nothing is locked for {self.target.tag})",)
-            )
         environment: Mapping[str, object] = self.target.environment()
-        found: dict[str, Surroundings] = {}
         done: set[tuple[str, str]] = set()
         todo = [("torch", "")]
         while todo:
@@ -100,17 +119,10 @@ class Locked:
             if (name, extra) in done or name not in family:
                 continue
             done.add((name, extra))
-            if name not in found:
-                found[name] = self.around(name.__eq__)
-            for path in found[name].paths:
+            for path in self.around(name.__eq__).paths:
                 for asked in read_wheel(path).requirements():
                     marker, with_extra = asked.marker, {**environment, "extra": extra}
                     if marker is None or marker.evaluate(with_extra):  # type: ignore[arg-type]
                         other = canonicalize_name(asked.name)
                         todo += [(other, one) for one in ("", *asked.extras)]
-        kept = [one for name, one in found.items() if name not in besides]
-        return Surroundings(
-            paths=tuple(p for one in kept for p in one.paths),
-            lacking=tuple(n for one in kept for n in one.lacking),
-            instead=tuple(n for one in kept for n in one.instead),
-        )
+        return {name for name, _ in done}

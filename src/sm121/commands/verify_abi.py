@@ -9,10 +9,11 @@ from sm121.abi.inputs import Manifest
 from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
 from sm121.abi.proof import Job, prove
-from sm121.abi.report import Report, to_json
+from sm121.abi.report import to_json
+from sm121.abi.stage import require
 from sm121.abi.table import render_table
 from sm121.commands.common import TARGETS, add_stack_option, layout_of
-from sm121.errors import AbiFault, UsageFault
+from sm121.errors import UsageFault
 from sm121.files import HashMemory, write_atomic
 from sm121.layout import Layout
 from sm121.lock.pylock import Target
@@ -77,19 +78,6 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         write_atomic(arguments.html, to_html(report))
     require(report, where=str(arguments.html or ""))
     return 0
-
-
-def require(report: Report, *, where: str) -> None:
-    """Raise AbiFault if the report has faults. where: the written report, if there is one."""
-    if report.result == "pass":
-        return
-    kinds = sorted({fault.kind for fault in report.faults})
-    raise AbiFault(
-        f"verify-abi found {len(report.faults)} fault(s): {', '.join(kinds)}.",
-        cause="each is explained above" + (f" and in {where}" if where else ""),
-        remedy="docs/verify-abi.md explains each check; exceptions belong into its policy, with a "
-        "reason.",
-    )
 
 
 def _job(arguments: argparse.Namespace, ui: Ui) -> Job:
