@@ -71,7 +71,7 @@ def compile_(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def wheelhouse(session: nox.Session) -> None:
-    """Up to the wheelhouse: the same as build."""
+    """Up to the wheelhouse, without verifying it."""
     verb(session, "wheelhouse")
 
 
@@ -91,6 +91,16 @@ def repair(session: nox.Session) -> None:
     Options: --env PATH, --wheelhouse DIR, --dry-run.
     """
     verb(session, "repair")
+
+
+@nox.session(name="verify-abi", default=False)
+def verify_abi(session: nox.Session) -> None:
+    """Prove that every binary fits: a wheelhouse, wheels or an environment; no GPU needed.
+
+    Options: TARGET ..., --env PATH, --against WHEEL|DIR, --json [FILE], --html FILE, --target,
+    --python, --arch, --stack, --policy FILE, --no-run, --fetch.
+    """
+    verb(session, "verify-abi")
 
 
 @nox.session(default=False)

@@ -68,6 +68,10 @@ class WheelFault(CheckFailed):
     """A built wheel is not what the profile and target promise."""
 
 
+class AbiFault(CheckFailed):
+    """verify-abi found a binary that does not fit."""
+
+
 class UsageFault(Sm121Error):
     """Wrong command-line usage."""
 

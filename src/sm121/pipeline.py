@@ -17,6 +17,7 @@ from sm121.ui import human_seconds
 
 def all_stages(context: Context) -> list[Stage]:
     """The stages of a build, in the order in which data flows; only those with work to do."""
+    from sm121.abi.stage import VerifyStage
     from sm121.compile.stage import CompileStage
     from sm121.patches.stage import PatchStage
     from sm121.repair.stage import RepairStage
@@ -33,6 +34,7 @@ def all_stages(context: Context) -> list[Stage]:
         CompileStage(),
         *([RepairStage()] if context.options.with_deps else []),
         WheelhouseStage(),
+        VerifyStage(),
     ]
 
 

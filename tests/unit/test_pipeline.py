@@ -172,6 +172,7 @@ def test_two_targets_do_not_overwrite_each_others_record(
 def test_stages_are_in_the_order_of_the_design(small: Context) -> None:
     assert [s.name for s in all_stages(small)] == [
         "source", "patch", "sources", "environment", "toolkit", "compile", "wheelhouse",
+        "verify",
     ]  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def test_profile_without_third_party_sources_has_no_such_stage(small: Context) -
 
 def test_code_of_each_stage_has_a_digest(small: Context) -> None:
     packages = {type(s).__module__.rpartition(".")[0] for s in all_stages(small)}
-    assert len({code_digest(p) for p in packages}) == len(packages) == 5
+    assert len({code_digest(p) for p in packages}) == len(packages) == 6
 
 
 # --- the version --------------------------------------------------------------------

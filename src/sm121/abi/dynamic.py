@@ -31,13 +31,18 @@ _SUFFIX = re.compile(r"\.(?:abi3|cpython-[\w-]+)?\.?so$")
 _MARK = "sm121-import "
 _SCRIPT = r"""
 import importlib, json, sys
-site, first, modules, operators = json.loads(sys.argv[1])
+site, first, modules, operators, bare = json.loads(sys.argv[1])
 sys.path.insert(0, site)
+for name in bare:
+    package = sys.modules[name] = type(sys)(name)
+    package.__path__ = [site + "/" + name.replace(".", "/")]
 def say(name, problem):
     print("sm121-import " + json.dumps([name, problem]), flush=True)
 for name in first:
+    print("sm121-import " + json.dumps([name, None]), flush=True)
     try:
         importlib.import_module(name)
+        say(name, "")
     except BaseException as error:
         say(name, f"{type(error).__name__}: {error}")
 for name in modules:
@@ -99,18 +104,19 @@ def extension_modules(context: Context) -> list[str]:
 
 def run_imports(
     python: Python, site: Path, modules: Sequence[str], *, first: Sequence[str] = (),
-    operators: Sequence[str] = (),
+    operators: Sequence[str] = (), bare: Sequence[str] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Module (or 'torch.ops.NAME') → '' if good, else what went wrong.
 
-    first: imported before all others (torch).
+    first: imported before all others (torch). bare: packages whose own __init__ is not run,
+    since what it imports is not in the set.
     """
     results: dict[str, str] = {}
     left = list(modules)
     pending = list(operators)
     with tempfile.TemporaryDirectory(prefix="sm121-empty-") as empty:
         while left or pending:
-            request = json.dumps([str(site), list(first), left, pending])
+            request = json.dumps([str(site), list(first), left, pending, list(bare)])
             finished = proc.run(
                 [*python.command, "-I", "-c", _SCRIPT, request],
                 cwd=Path(empty), env=dict(python.environment), check=False,

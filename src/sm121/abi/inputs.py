@@ -61,9 +61,12 @@ def overlap_paths(site: Path, policy: Policy) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a wheelhouse's manifest.json says. wheels: file name → sha256."""
+    """What a wheelhouse's manifest.json says. wheels: file name → sha256. complete: with all
+    of the lock's wheels."""
 
     expected: Expected
+    stack: str
+    complete: bool
     arch: str
     target: str
     python: str
@@ -89,6 +92,7 @@ class Manifest:
                     patches={p["name"]: p["patch_id"] for p in raw["patches"]
                              if p.get("status", "applied") == "applied"},
                 ),
+                stack=raw.get("stack", ""), complete=bool(raw.get("complete", False)),
                 arch=raw.get("arch", ""), target=raw["target"], python=raw.get("python", ""),
                 wheels={w["filename"]: w["sha256"] for w in raw["wheels"]},
             )  # fmt: skip

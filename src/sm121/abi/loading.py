@@ -11,7 +11,7 @@ from sm121.abi.context import Context, exemption, finding, matches
 from sm121.abi.demangle import demangle
 from sm121.abi.facts import Wheel
 from sm121.abi.policy.model import Provider
-from sm121.abi.report import Finding, OpenSymbol
+from sm121.abi.report import Finding, NotRun, OpenSymbol
 from sm121.abi.scope import Loaded, Scene
 from sm121.abi.symbols import Open, Resolution, Resolver
 from sm121.abi.system import System
@@ -109,6 +109,25 @@ def findings(
             )
         )  # fmt: skip
     return out, rows
+
+
+def without(found: Sequence[Finding], lacking: Sequence[str]) -> tuple[list[Finding], list[NotRun]]:
+    """A library that nobody has may be in what is not here: then it was not checked."""
+    out: list[Finding] = []
+    not_run: list[NotRun] = []
+    for one in found:
+        if one.kind != "library" or one.severity != "fault":
+            out.append(one)
+            continue
+        out.append(dataclasses.replace(one, severity="note", why="the set around it is not whole"))
+        not_run.append(
+            NotRun(
+                check=f"symbols of {one.file}",
+                reason=f"{', '.join(one.names)} was not found, and of the lock these are not in the "
+                f"cache: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}",
+            )
+        )
+    return out, list(dict.fromkeys(not_run))
 
 
 def _sentence(row: OpenSymbol) -> str:

@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 
 from sm121.abi.report import BinaryRow, ComponentRow, Finding, Report
-from sm121.abi.table import _WORDS
+from sm121.abi.table import _WORDS, how_run
 from sm121.ui import human_bytes
 
 _SHOWN = 40
@@ -24,7 +24,7 @@ def to_html(report: Report) -> str:
     body = "\n".join(
         part for part in (
             _head(report), _faults(report), _gpu(report), _family(report), _loading(report),
-            _wheels(report), _notes(report), _not_run(report),
+            _ran(report), _wheels(report), _notes(report), _not_run(report),
         ) if part
     )  # fmt: skip
     return (
@@ -257,6 +257,20 @@ def _notes(report: Report) -> str:
         "<section><h2>Allowed, and why</h2><p class=dim>Findings that policy says are no fault.</p>"
         f"<ul>{''.join(parts)}</ul></section>"
     )
+
+
+def _ran(report: Report) -> str:
+    if report.ran is None:
+        return ""
+    rows = "".join(
+        f'<tr class="{row.result}"><td><code>{escape(row.module)}</code></td><td>'
+        f"{'ok' if row.result == 'pass' else '<strong class=fail>FAIL</strong>'} {escape(row.text)}</td></tr>"
+        for row in report.ran.imports
+    )
+    table = f"<table><thead><tr><th>module</th><th>verdict</th></tr></thead><tbody>{rows}</tbody></table>"
+    if len(report.ran.imports) > 20:
+        table = f"<details><summary>{len(report.ran.imports)} modules</summary>{table}</details>"
+    return f"<section><h2>What was imported</h2><p>{escape(how_run(report))}</p>{table}</section>"
 
 
 def _not_run(report: Report) -> str:

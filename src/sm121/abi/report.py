@@ -131,6 +131,33 @@ class NotRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImportRow:
+    """One module (or 'torch.ops.NAME') that was imported. text: what went wrong."""
+
+    module: str
+    result: Passed
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ran:
+    """The dynamic part: how the target's Python was run, and what came of each import.
+
+    driver: 'stub' answers every call with an error; it only lets libraries load. complete:
+    everything came from the judged set; else what the lock puts around it, from the cache.
+    bare: packages whose own __init__ was not run, since the set lacks what it imports.
+    """
+
+    how: Literal["native", "emulated"]
+    python: str
+    driver: Literal["stub", "real", "none"]
+    complete: bool
+    bare: tuple[str, ...]
+    seconds: float
+    imports: tuple[ImportRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """The whole answer. against: wheels that were only used as surroundings."""
 
@@ -149,6 +176,7 @@ class Report:
     findings: tuple[Finding, ...]
     family: tuple[FamilyRow, ...]
     not_run: tuple[NotRun, ...]
+    ran: Ran | None = None
 
     @property
     def faults(self) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from sm121.abi.report import ComponentRow, Finding, Report
-from sm121.ui import human_bytes
+from sm121.ui import human_bytes, human_seconds
 
 _WORDS = {
     "symbol": "undefined symbols", "library": "missing libraries", "damaged": "damaged files",
@@ -47,11 +47,40 @@ def _lines(report: Report) -> Iterator[str]:
     notes = [f for f in report.findings if f.severity == "note"]
     if notes:
         yield ""
-        yield "allowed, each for a reason that policy gives:"
+        yield "no fault, each for a reason:"
         yield from _notes(notes)
+    yield from _ran(report)
     for one in report.not_run:
         yield f"not run: {one.check}: {one.reason}"
     yield from _faults(report)
+
+
+def how_run(report: Report) -> str:
+    """One sentence on the dynamic part; empty if it was not run."""
+    ran = report.ran
+    if ran is None:
+        return ""
+    good = sum(row.result == "pass" for row in ran.imports)
+    driver = {
+        "stub": "a stub in place of the GPU's driver", "real": "this machine's driver",
+        "none": "no GPU driver",
+    }[ran.driver]  # fmt: skip
+    place = "from the wheels alone" if ran.complete else "with the lock's wheels around them"
+    bare = f"; without running {', '.join(ran.bare)}/__init__.py" if ran.bare else ""
+    return (
+        f"{ran.how} CPython {ran.python} imported {good} of {len(ran.imports)} {place}, with "
+        f"{driver}{bare} ({human_seconds(ran.seconds)})"
+    )
+
+
+def _ran(report: Report) -> Iterator[str]:
+    if report.ran is None:
+        return
+    yield ""
+    yield how_run(report)
+    names = [row.module for row in report.ran.imports if row.result == "pass"]
+    if names:
+        yield f"  imported: {', '.join(names[:_SHOWN])}" + (" …" if len(names) > _SHOWN else "")
 
 
 def _gpu(report: Report) -> Iterator[str]:

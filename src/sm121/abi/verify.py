@@ -1,18 +1,4 @@
-"""`verify-abi`: the one entry point.
-
-Proposal for the verb's arguments (all optional; no argument: the checkout's wheelhouse):
-
-    verify-abi [TARGET ...]      a wheelhouse folder, or wheel files
-      --env PATH                 an installed environment instead
-      --against WHEEL_OR_FOLDER  surroundings that are loaded with the targets, not judged
-      --target linux-aarch64     default: the manifest's, else the pins'
-      --python 3.12, --arch 12.1a   same
-      --policy FILE              default: src/sm121/abi/policy/default.toml
-      --json [FILE], --html FILE
-      --no-run                   leave the dynamic part out
-
-Exit code 0 if `report.result` is 'pass', else 1.
-"""
+"""All static checks over wheels or an environment: the one entry point. No printing here."""
 
 from __future__ import annotations
 
@@ -20,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sm121.abi import cached, coverage, floors, identity, loading, patched, sets
-from sm121.abi.context import Context, Expected, finding
+from sm121.abi import cached, coverage, family, floors, identity, loading, patched, sets
+from sm121.abi.context import Context, Expected
 from sm121.abi.facts import Wheel
 from sm121.abi.gpu import Arch, check_arch
 from sm121.abi.inputs import Manifest, environment_site, overlap_paths, wheel_paths
@@ -40,11 +26,8 @@ from sm121.abi.report import (
 from sm121.abi.scan import FactsCache, scan_environment, scan_wheels
 from sm121.files import HashMemory
 from sm121.lock.pylock import Target
+from sm121.rules.model import Rules
 from sm121.ui import Ui, human_bytes
-
-# Distribution → version of everything in the set, to rows of the family table. The engine of
-# pins/rules.toml has this shape; a row with result 'fail' becomes a fault of kind 'family'.
-FamilyCheck = Callable[[Mapping[str, str]], Sequence[FamilyRow]]
 
 
 def verify(
@@ -59,8 +42,10 @@ def verify(
     neighbours: Sequence[Path] = (),
     wanted: Mapping[str, str] | None = None,
     patches: Sequence[PatchFile] = (),
-    family: FamilyCheck | None = None,
+    rules: Rules | None = None,
     expected: Expected | None = None,
+    lacking: Sequence[str] = (),
+    memory: HashMemory | None = None,
     ui: Ui | None = None,
 ) -> Report:
     """Judge wheels (files or folders of them) or an environment for a target.
@@ -68,15 +53,18 @@ def verify(
     against: wheels that are loaded with them but not judged; a distribution that is among
     the targets is not taken from there. neighbours: wheels that are only asked who has a
     missing symbol (the lock's). wanted: distribution → pinned version. patches: the series,
-    for the patch check. expected: instead of what a wheelhouse's manifest.json promises.
-    cache: folder for facts and reports, by content.
+    for the patch check. rules: the family's. expected: instead of what a wheelhouse's
+    manifest.json promises. lacking: surroundings that are not here; a library that is found
+    nowhere is then 'not run' and no fault. cache: folder for facts and reports, by content.
+    memory: hashes that are known already.
 
     Raises UsageFault (no such file, an arch that the stack can't be built for), OSError.
     What is wrong with a binary is never an exception but a finding.
     """
     gpu = Arch.parse(arch)
     check_arch(gpu, policy.gpu.accepted_archs)
-    store, memory = FactsCache(cache), HashMemory(cache / "abi" / "hashes.json")
+    store = FactsCache(cache)
+    memory = memory or HashMemory(cache / "abi" / "hashes.json")
     manifest = Manifest.beside(targets)
     promised = expected or (manifest.expected if manifest else Expected())
     paths = wheel_paths(targets)
@@ -88,7 +76,8 @@ def verify(
             judged=[p.name for p in paths], parts=(
                 policy.model_dump_json(), target.tag, str(target.glibc), str(gpu), repr(promised),
                 repr(sorted((wanted or {}).items())), repr(patches),
-                repr(manifest.wheels if manifest else None),
+                repr(manifest.wheels if manifest else None), repr(sorted(lacking)),
+                rules.model_dump_json() if rules else "",
             ),
         )  # fmt: skip
         report = cached.find(cache, key) if key else None
@@ -97,15 +86,16 @@ def verify(
                 paths, around, env, policy=policy, target=target, arch=gpu,
                 expected=promised, store=store, memory=memory, ui=ui,
             )  # fmt: skip
-            hints = scan_wheels(list(neighbours), cache=store, memory=memory)
             report = judge(
-                context, hints, wanted=wanted or {}, patches=patches, manifest=manifest, paths=paths
-            )
+                context, lambda: scan_wheels(list(neighbours), cache=store, memory=memory),
+                wanted=wanted or {}, patches=patches, manifest=manifest, paths=paths, rules=rules,
+                lacking=lacking,
+            )  # fmt: skip
             if key:
                 cached.store(cache, key, report)
     finally:
         memory.save()
-    return with_family(report, family) if family else report
+    return report
 
 
 def _context(
@@ -140,16 +130,26 @@ def _context(
 
 def judge(
     context: Context,
-    neighbours: Sequence[Wheel],
+    neighbours: Callable[[], Sequence[Wheel]],
     *,
     wanted: Mapping[str, str],
     patches: Sequence[PatchFile] = (),
     manifest: Manifest | None = None,
     paths: Sequence[Path] = (),
+    rules: Rules | None = None,
+    lacking: Sequence[str] = (),
 ) -> Report:
-    """All static checks over facts. Pure but for reading patched files out of the wheel."""
+    """All static checks over facts. Pure but for reading patched files out of the wheel.
+
+    neighbours: called only if a symbol is open.
+    """
     resolution = loading.resolve(context)
-    findings, open_symbols = loading.findings(context, resolution, neighbours)
+    findings, open_symbols = loading.findings(
+        context, resolution, neighbours() if resolution.open else ()
+    )
+    not_run: list[NotRun] = []
+    if lacking:
+        findings, not_run = loading.without(findings, lacking)
     findings += identity.check_identity(context)
     findings += identity.check_paths(context)
     findings += floors.check_floors(context)
@@ -158,15 +158,15 @@ def judge(
     findings += gpu
     findings += sets.check_ownership(context)
     findings += sets.check_overlap_groups(context)
-    family: list[FamilyRow] = []
+    table: list[FamilyRow] = []
     for found, rows in (
         sets.check_versions(context, wanted),
         sets.check_cuda_builds(context),
         sets.check_nccl(context),
+        family.check_family(context, rules) if rules else ([], []),
     ):
         findings += found
-        family += rows
-    not_run: list[NotRun] = []
+        table += rows
     if manifest is not None:
         findings += manifest.check(context)
     vllm = next((p for p in paths if p.name.startswith("vllm-")), None)
@@ -175,7 +175,7 @@ def judge(
         findings += patched.check_patches(context, wheel, patches, _reader(vllm))
     elif context.expected.patches:
         not_run.append(NotRun(check="patches", reason="the patch series was not given"))
-    return _report(context, findings, open_symbols, components, family, not_run,
+    return _report(context, findings, open_symbols, components, table, not_run,
                    resolution.checked)  # fmt: skip
 
 
@@ -238,25 +238,10 @@ def _binaries(wheel: Wheel, mine: Sequence[Finding], checked: Mapping[str, int])
     return rows
 
 
-def with_family(report: Report, family: FamilyCheck) -> Report:
-    """Add the rows of the rules engine; a failed one is a fault."""
-    versions = {}
-    for row in report.wheels:
-        name, _, rest = row.filename.replace(" ", "-").partition("-")
-        versions[name.replace("_", "-").lower()] = rest.split("-")[0]
-    rows = tuple(family(versions))
-    faults = tuple(
-        finding("family", None, "", f"{r.name}: found {r.found}, wanted {r.wanted}. {r.text}")
-        for r in rows
-        if r.result == "fail"
-    )
-    return with_findings(dataclasses.replace(report, family=report.family + rows), faults)
-
-
 def with_findings(
     report: Report, findings: Sequence[Finding], not_run: Sequence[NotRun] = ()
 ) -> Report:
-    """The report with more findings (of the dynamic part, of the rules engine)."""
+    """The report with more findings (of the dynamic part)."""
     every = report.findings + tuple(findings)
     failed = any(f.severity == "fault" for f in every)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""`build` and its single stages: from pins to a wheelhouse."""
+"""`build` and its single stages: from pins to a verified wheelhouse."""
 
 from __future__ import annotations
 
@@ -114,6 +114,11 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
     for check in manifest.checks:
         if check.verdict != "passed":
             ui.note(f"check {check.name}: {check.verdict}: {check.detail}")
+    if "verify" in results:
+        from sm121.abi.stage import VerifyStage
+
+        ui.say(f"  verified: {results['verify']['summary']}")
+        ui.say(f"            {VerifyStage().report(context, 'html')}")
     if manifest.partial:
         ui.note(
             f"profile {manifest.profile} is not a whole vLLM: for trying the pipeline, not for serving"

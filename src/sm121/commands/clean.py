@@ -22,6 +22,8 @@ _COSTS = {
     "toolkit": "under a minute from the cache",
     "work": "the ninja trees: all compiling again",
     "dist": "seconds, while work/ is there",
+    "reports": "seconds: verify-abi's reports",
+    "verify": "nothing: left over by a killed verify-abi",
     "log": "nothing, but logs are lost",
 }
 
@@ -77,7 +79,7 @@ def _paths(layout: Layout, name: str) -> list[Path]:
     Of the cache only what sm121 puts there: SM121_CACHE may name a folder that others use.
     """
     if name == "cache":
-        paths = [layout.cache / "files", layout.cache / "ccache"]
+        paths = [layout.cache / name for name in ("files", "ccache", "abi")]
     else:
         paths = [layout.build / name]
     return [path for path in paths if path.exists()]

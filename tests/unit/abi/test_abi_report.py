@@ -11,10 +11,11 @@ from sm121.abi.demangle import demangle
 from sm121.abi.page import to_html
 from sm121.abi.policy import model
 from sm121.abi.policy.load import DEFAULT, load_policy
-from sm121.abi.report import KINDS, SCHEMA_FILE, FamilyRow, from_json, schema_text, to_json
+from sm121.abi.report import KINDS, SCHEMA_FILE, from_json, schema_text, to_json
 from sm121.abi.table import _WORDS, bar, render_table
 from sm121.abi.verify import verify
 from sm121.errors import CheckFailed, PinsFault, UsageFault
+from sm121.rules.model import load_rules
 
 NAME = "vllm-0.26.0+sm121.kernels.1-cp311-abi3-linux_aarch64.whl"
 GOOD = {
@@ -119,20 +120,32 @@ def test_usage(tmp_path):
         verify([tmp_path / "empty"], arch="12.1a", **common)
 
 
-def test_rules_engine_seam(tmp_path):
-    seen = {}
+def test_family_rules(tmp_path, root):
+    """The shared engine: a rule that the set breaks is a fault, with reason and symptom."""
+    rules = load_rules(root / "pins")
+    house = wheelhouse(tmp_path / "wh")
+    assert run(tmp_path, house, rules=rules).result == "pass"
+    nccl = write_wheel(tmp_path, "nvidia_nccl_cu13-2.28.9-py3-none-any.whl", {"a": b""})
+    common = {"policy": load_policy(), "target": TARGET, "arch": "12.1a", "cache": tmp_path / "c"}
+    report = verify([nccl], rules=rules, **common)
+    (fault,) = report.faults
+    assert (fault.kind, fault.names) == ("family", ("nccl-graph-replay",))
+    assert "serving hangs" in fault.text
+    assert [r.result for r in report.family] == ["fail", "pass"]
+    # As surroundings of something else it is not judged.
+    wheel = next(house.glob("*.whl"))
+    assert verify([wheel], against=[nccl], rules=rules, **common).result == "pass"
 
-    def family(versions):
-        seen.update(versions)
-        row = FamilyRow(
-            name="vllm", found="0.26.0", wanted="not that", result="fail", text="rule 7"
-        )
-        return [row]
 
-    report = run(tmp_path, wheelhouse(tmp_path / "wh"), family=family)
-    assert seen == {"vllm": "0.26.0+sm121.kernels.1"}
-    assert report.result == "fail"
-    assert "rule 7" in report.faults[0].text
+def test_what_is_not_there_is_not_run_and_no_fault(tmp_path):
+    files = {"vllm/a.abi3.so": elf([Sym(name="torch_x")], needed=["libtorch.so", "libc.so.6"])}
+    house = wheelhouse(tmp_path / "wh", files, components={"built": [], "left_out": {}})
+    assert {f.kind for f in run(tmp_path, house).faults} == {"library"}
+    report = run(tmp_path, house, lacking=["torch 2.11.0"])
+    assert report.result == "pass"
+    assert [n.check for n in report.not_run] == ["symbols of vllm/a.abi3.so"]
+    assert "libtorch.so was not found" in report.not_run[0].reason
+    assert "torch 2.11.0" in report.not_run[0].reason
 
 
 def test_environment(tmp_path):

@@ -88,10 +88,12 @@ class GpuExempt(Exempt):
 
 
 class Component(Model):
-    """A part of vLLM: where it lies, and whether it must hold GPU code."""
+    """A part of vLLM: where it lies, whether it must hold GPU code, and which operators
+    (`NAMESPACE.NAME` of torch.ops) must be there once it is imported."""
 
     file: Glob
     gpu: bool
+    operators: tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...] = ()
 
 
 class Overlap(Model):

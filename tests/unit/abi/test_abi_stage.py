@@ -1,0 +1,118 @@
+"""The end of a build: skipped when nothing changed, failing with a report when something is wrong."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from make import Sym, elf, write_wheel
+
+from sm121.abi.stage import VerifyStage
+from sm121.context import Context, Options
+from sm121.errors import AbiFault
+from sm121.files import HashMemory
+from sm121.layout import Layout
+from sm121.pins.load import load_stack
+from sm121.pipeline import run_stages
+
+NAME = "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl"
+GOOD = elf([Sym(name="PyModule_Create2")], needed=["libc.so.6"])
+
+
+class House:
+    """Stands in for the stage before it."""
+
+    name = "wheelhouse"
+    digest = ""
+
+    def key(self, context):
+        return "wheelhouse/x"
+
+    def inputs(self, context, results):
+        return {"manifest": self.digest}
+
+    def standing(self, context, result):
+        return True
+
+    def run(self, context, results):
+        return {"manifest": self.digest}
+
+
+@pytest.fixture
+def context(screen, tmp_path, root, stack_name, monkeypatch):
+    """The real pins, in a checkout of its own."""
+    monkeypatch.delenv("SM121_TARGET_ROOT", raising=False)
+    monkeypatch.setattr("sm121.abi.interpreter.host_machine", lambda: "x86_64")
+    checkout = tmp_path / "real"
+    shutil.copytree(root / "pins", checkout / "pins")
+    layout = Layout(
+        root=checkout, build=checkout / "build", wheelhouse=checkout / "wheelhouse",
+        cache=checkout / "cache",
+    )  # fmt: skip
+    return Context(
+        layout=layout, stack_name=stack_name, stack=load_stack(layout.pins, stack_name),
+        options=Options(profile="smoke"), ui=screen.ui,
+        memory=HashMemory(layout.build / "hashes.json"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def finish(context):
+    """Put a wheel into the wheelhouse and run the end of a build."""
+    house = House()
+    made = {}  # a zip has the time in it: the same content is to be the same file
+
+    def run(binary=GOOD):
+        folder = context.layout.wheelhouse
+        folder.mkdir(exist_ok=True)
+        wheel = folder / NAME
+        if binary not in made:
+            made[binary] = write_wheel(folder, NAME, {"vllm/spinloop.abi3.so": binary}).read_bytes()
+        wheel.write_bytes(made[binary])
+        manifest = json.dumps(
+            {
+                "target": "linux-aarch64", "python": "3.12", "arch": "12.1a", "profile": "smoke",
+                "components": {"built": ["spinloop"], "left_out": {}}, "patches": [],
+                "wheels": [
+                    {"filename": NAME, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+                ],
+            }
+        )  # fmt: skip
+        (folder / "manifest.json").write_text(manifest)
+        house.digest = hashlib.sha256(manifest.encode()).hexdigest()
+        return run_stages(context, [house, VerifyStage()])
+
+    return run
+
+
+def test_runs_once_and_again_when_the_wheelhouse_or_a_report_changed(context, finish, screen):
+    results, _ = finish()
+    assert results["verify"]["verdict"] == "pass"
+    assert (
+        "every binary fits (1 files, 1 symbols); imports not run: " in results["verify"]["summary"]
+    )
+    page = VerifyStage().report(context, "html")
+    assert "PASS" in page.read_text()
+    assert "PASS: every binary fits." in context.log("verify").read_text()
+    _, ran = run_stages(context, [House(), VerifyStage()], dry_run=True)
+    assert not ran
+    page.unlink()
+    finish()
+    assert "its output is gone" in screen.text
+    assert page.is_file()
+    finish(elf([Sym(name="PyModule_Create2"), Sym(name="Py_IncRef")], needed=["libc.so.6"]))
+    assert "verify      wheelhouse changed" in screen.text
+
+
+def test_faults_stop_the_build_and_name_the_report(context, finish, screen):
+    finish()
+    for _ in range(2):  # a failed stage is not remembered as done
+        with pytest.raises(AbiFault, match=r"2 fault\(s\): abi3, symbol") as caught:
+            finish(elf([Sym(name="PyModule_Create9")], needed=["libc.so.6"]))
+        page = VerifyStage().report(context, "html")
+        assert str(page) in caught.value.cause
+        assert caught.value.exit_code == 1
+        assert "PyModule_Create9" in page.read_text()
+        assert "undefined symbol PyModule_Create9" in screen.text
+    results, _ = finish()
+    assert results["verify"]["verdict"] == "pass"
