@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from sm121.ui import Ui
 from support.stacks import minimal, write_stack
 
 ROOT = Path(__file__).resolve().parents[1]
+# A shell starts background jobs with SIGINT ignored, and a CI run may be one; tests that
+# interrupt themselves need the usual handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Read once, before a test changes the environment: CI downloads into one folder.
 SHARED_CACHE = Path(os.environ.get("SM121_CACHE", ROOT / "build" / "cache")).resolve()
 
