@@ -191,7 +191,9 @@ def download(
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
     # The cache may serve several checkouts at once (SM121_CACHE): one writes a part file.
-    with FileLock(final.with_name(final.name + ".lock")):
+    lock = cache.root / "locks" / f"{file.sha256}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with FileLock(lock):
         if not final.is_file():
             _fill(file, final, client, advance)
     return final

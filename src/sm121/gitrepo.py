@@ -33,6 +33,8 @@ IDENTITY = ("sm121", "sm121@localhost")
 
 _ISOLATION = {
     "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_TEMPLATE_DIR": "",
+    "GIT_DEFAULT_HASH": "sha1",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_ASKPASS": "true",
@@ -100,8 +102,8 @@ class _Git:
                     f"git {name.replace('_', '-')} failed.",
                     returncode=error.status if isinstance(error.status, int) else 1,
                     cause=_first_fatal(text),
-                    remedy="If it stays so, remove the repository under build/source/ and run "
-                    "the same command again.",
+                    remedy="If it stays so, `nox -s clean -- source`, and run the same command "
+                    "again.",
                 ) from error
 
         return call
@@ -122,10 +124,9 @@ class Repository:
         try:
             self._repo = git.Repo(path)
         except (InvalidGitRepositoryError, NoSuchPathError):
-            self._repo = git.Repo.init(
-                path, bare=True, initial_branch="sm121", template="", object_format="sha1",
-                env={**os.environ, **_ISOLATION},
-            )  # fmt: skip
+            path.mkdir(parents=True, exist_ok=True)
+            _Git(git.Git(path)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+            self._repo = git.Repo(path)
         # Highest precedence: a .gitattributes inside a tree must not change its bytes.
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)

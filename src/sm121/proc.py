@@ -93,6 +93,12 @@ def run(
                 start_new_session=True,
             )
         except FileNotFoundError as error:
+            if cwd is not None and not cwd.is_dir():
+                raise ToolFailed(
+                    f"{cwd}, where {argv[0]} was to run, does not exist.",
+                    returncode=127,
+                    remedy="Run the same command again: what is missing is made anew.",
+                ) from error
             raise CompilerMissing(
                 f"{argv[0]} was not found.",
                 cause=str(error),

@@ -41,7 +41,7 @@ def test_wheel_holds_target_code_without_build_paths(built: Checkout) -> None:
         patched = wheel.read("vllm/v1/attention/backends/mla/sparse_swa.py").decode()
         tags = wheel.read(next(n for n in wheel.namelist() if n.endswith("/WHEEL"))).decode()
         metadata = wheel.read(next(n for n in wheel.namelist() if n.endswith("/METADATA"))).decode()
-    assert {lib.machine for lib in libraries.values()} == {"EM_AARCH64"}
+    assert {lib.machine for lib in libraries.values()} == {"aarch64"}
     assert {lib.paths for lib in libraries.values()} == {()}
     assert "libcuda.so.1" in libraries["cumem_allocator"].needed
     assert len(compiled) == len(EXTENSIONS)

@@ -146,9 +146,6 @@ def test_missing_program_is_named(tmp_path: Path) -> None:
     assert raised.value.remedy
 
 
-@pytest.mark.xfail(
-    reason="bug: a missing working folder is reported as a missing program", strict=True
-)
 def test_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="gone") as raised:
         proc.run(["true"], cwd=tmp_path / "gone")

@@ -44,8 +44,8 @@ class Place:
                 "tag": "v1.2.3",
                 "commit": self.commit,
                 "date": datetime(2026, 1, 2, tzinfo=UTC),
-                "sdist_sha256": sha256(self.sdist),
-                **changes,
+                "sdist-sha256": sha256(self.sdist),
+                **{name.replace("_", "-"): value for name, value in changes.items()},
             }
         )
 
@@ -139,7 +139,7 @@ def test_other_sdist_on_the_index_is_refused(place: Place, monkeypatch: pytest.M
     with serve_index(place.sdist.parent) as url:
         monkeypatch.setenv("UV_DEFAULT_INDEX", url)
         with pytest.raises(HashMismatch, match="pinned content") as raised:
-            place.obtain(git=UNREACHABLE, sdist_sha256="0" * 64)
+            place.obtain(git=UNREACHABLE, **{"sdist-sha256": "0" * 64})
     assert "0" * 64 in raised.value.cause
     assert place.repository.commit_of("refs/sm121/upstream/1.2.3/sdist-" + "0" * 16) is None
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import git
 import pytest
 from git.exc import GitCommandError
 
 from sm121.__main__ import main
-from sm121.gitrepo import Repository
 from support.stacks import write_stack
 from support.upstream import Upstream, make_checkout, make_upstream
 
@@ -191,7 +191,7 @@ def test_lost_objects_are_no_traceback(checkout: Checkout) -> None:
     (checkout.root / "build/source/vllm.git/objects").mkdir()
     checkout.patch("repair-other", {"vllm/other.py": "x = 2\n"})
     said = checkout.run("patch", code=4)
-    assert "error: git failed." in said
+    assert "error: git read-tree failed." in said
     assert "clean -- source" in said.split("next:")[1]
     checkout.run("clean", "source")
     checkout.run("patch")
@@ -204,9 +204,9 @@ def test_full_disk_of_git_is_a_full_disk(
     def full(*_: object, **__: object) -> None:
         raise GitCommandError(["git", "add"], 128, stderr=f"error: unable to write file: {text}")
 
-    monkeypatch.setattr(Repository, "point", full)
+    monkeypatch.setattr(git.Git, "execute", full)
     said = checkout.run("source", code=3)
-    assert "error: No space left for git." in said
+    assert "error: No space left while git was writing." in said
     assert text in said.split("why:")[1]
 
 

@@ -200,7 +200,10 @@ def test_chosen_interpreter_is_used_or_refused_by_name(tmp_path: Path) -> None:
 
 def fake_compiler(folder: Path, version: str) -> None:
     for name in (f"{OTHER}-linux-gnu-gcc", f"{OTHER}-linux-gnu-g++"):
-        (folder / name).write_text(f"#!/bin/sh\necho {version}\n")
+        macros = "#define __GLIBC__ 2\\n#define __GLIBC_MINOR__ 39"
+        (folder / name).write_text(
+            f"#!/bin/sh\ncase $1 in -E) printf '{macros}\\n';; *) echo {version};; esac\n"
+        )
         (folder / name).chmod(0o755)
 
 
@@ -211,7 +214,7 @@ def test_compiler_of_a_good_version_is_taken(
     fake_compiler(tmp_path, version)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = find_compilers(OTHER)
-    assert found.version == version
+    assert (found.version, found.libc) == (version, "glibc 2.39")
     assert found.cxx == tmp_path / f"{OTHER}-linux-gnu-g++"
 
 

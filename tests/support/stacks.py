@@ -48,8 +48,8 @@ _MINIMAL: dict[str, Any] = {
             "upstream-repository": "nvidia/cutlass",
             "wheels": [
                 {
-                    "distribution": "flashinfer-python",
-                    "version": "0.6.8",
+                    "filename": "flashinfer_python-0.6.8-py3-none-any.whl",
+                    "sha256": SHA256,
                     "subtrees": {"include": "flashinfer/data/cutlass/include"},
                 }
             ],

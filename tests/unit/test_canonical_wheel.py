@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sm121.compile.wheel import _exact_requirements, canonical_wheel, component_path
+from sm121.compile.wheel import canonical_wheel, component_path, metadata_faults
 from sm121.errors import HashMismatch
-from sm121.pins.model import Stack
+from sm121.pins.model import FamilyPin, Stack
 from sm121.toolkit.unpack import unpack, unpack_all
 from support.wheels import make_wheel
 
@@ -88,19 +88,37 @@ def test_every_member_has_the_release_time(tmp_path: Path, epoch: int, date: tup
 # --- METADATA -----------------------------------------------------------------------
 
 
-def test_exact_requirements_outside_extras_are_read() -> None:
-    metadata = (
-        "Metadata-Version: 2.1\nName: vllm\n"
-        "Requires-Dist: torch==2.11.0\n"
-        "Requires-Dist: Nvidia_Cutlass.DSL[cu13]==4.5.1\n"
-        'Requires-Dist: tilelang==0.1.9; platform_machine == "aarch64"\n'
-        "Requires-Dist: numpy>=2\n"
-        'Requires-Dist: audio==1; extra == "audio"\n'
-        "\nRequires-Dist: body==1\n"
-    )
-    assert _exact_requirements(metadata) == {
-        "torch": "2.11.0", "nvidia-cutlass-dsl": "4.5.1", "tilelang": "0.1.9",
-    }  # fmt: skip
+FAMILY = {
+    "torch": FamilyPin(version="2.11.0", reason="-"),
+    "nvidia-cutlass-dsl": FamilyPin(version="4.5.1", reason="-", extras=("cu13",)),
+    "triton": FamilyPin(version="3.6.0", reason="-"),
+}
+GOOD = ["torch==2.11.0", "Nvidia_Cutlass.DSL[cu13]>=4.5", "numpy>=2", 'triton==1; extra == "x"']
+
+
+def faults_of(*requirements: str) -> list[str]:
+    lines = "".join(f"Requires-Dist: {line}\n" for line in requirements)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\n{lines}\nRequires-Dist: body==1\n"
+    return metadata_faults(metadata, FAMILY, ["torch", "nvidia-cutlass-dsl"])
+
+
+def test_metadata_that_allows_the_pins_is_right() -> None:
+    assert faults_of(*GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("torch==2.11.0", "torch==2.12.0", "asks for torch==2.12.0, the pins for torch==2.11.0"),
+        ("torch==2.11.0", "torch===2.10.0", "the pins for torch==2.11.0"),
+        ("torch==2.11.0", "torch>2.11", "the pins for torch==2.11.0"),
+        ("torch==2.11.0", "numpy", "does not ask for torch"),
+        ("Nvidia_Cutlass.DSL[cu13]>=4.5", "nvidia-cutlass-dsl==4.5.1", "without [cu13]"),
+    ],
+)
+def test_metadata_that_contradicts_the_pins_is_a_fault(good: str, bad: str, said: str) -> None:
+    (fault,) = faults_of(*(bad if line == good else line for line in GOOD))
+    assert said in fault
 
 
 def test_every_component_of_the_stack_has_a_place_of_its_own(stack: Stack) -> None:

@@ -50,7 +50,7 @@ def test_asked_number_wins_and_too_many_are_remarked() -> None:
 def fake_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).write_text(text)
-    monkeypatch.setattr(jobs_module, "Path", lambda path: folder / Path(path).name)
+    monkeypatch.setattr(jobs_module, "_CGROUP", folder)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=50 * GIB))
 
 
@@ -60,10 +60,25 @@ def fake_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, 
         ({}, 50 * GIB),
         ({"memory.max": "max\n", "memory.current": "1\n"}, 50 * GIB),
         ({"memory.max": f"{8 * GIB}\n", "memory.current": f"{2 * GIB}\n"}, 6 * GIB),
+        (
+            {
+                "memory.max": f"{8 * GIB}\n",
+                "memory.current": f"{7 * GIB}\n",
+                "memory.stat": f"anon {GIB}\ninactive_file {5 * GIB}\n",
+            },
+            6 * GIB,
+        ),
         ({"memory.max": f"{80 * GIB}\n", "memory.current": f"{2 * GIB}\n"}, 50 * GIB),
         ({"memory.max": "nonsense\n", "memory.current": "1\n"}, 50 * GIB),
     ],
-    ids=["no cgroup", "no limit", "limit", "limit above the machine", "unreadable"],
+    ids=[
+        "no cgroup",
+        "no limit",
+        "limit",
+        "page cache does not count",
+        "limit above the machine",
+        "unreadable",
+    ],
 )
 def test_container_limit_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int

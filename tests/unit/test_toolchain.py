@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sm121.compile import toolchain
 from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
 from sm121.toolkit.machine import Compilers
 
+HOME = Path(tempfile.mkdtemp(prefix="sm121-home-"))
 PREFIXES = {Path("/b/work"): "build", Path("/b/work/src"): "vllm", Path("/b/cuda"): "cuda"}
 
 
@@ -27,7 +29,7 @@ def tools(machine: str) -> Tools:
         python_include=Path("/b/python"),
         python_version="3.12",
         environment=Path("/b/env"),
-        compilers=Compilers(cc=Path("/usr/bin/the-gcc"), cxx=Path("/usr/bin/the-g++"), version="12"),
+        compilers=Compilers(cc=Path("/usr/bin/the-gcc"), cxx=Path("/usr/bin/the-g++"), version="12", libc="glibc 2.36"),
     )  # fmt: skip
 
 
@@ -104,7 +106,8 @@ def environment(**changes: object) -> dict[str, str]:
         "jobs": 3,
         "version": "0.26.0+sm121.smoke.1a2b3c4d",
         "epoch": 1784975693,
-        "source_prefix": Path("/b/work"),
+        "cache_base": Path("/b"),
+        "home": HOME,
         "sources": {"VLLM_CUTLASS_SRC_DIR": Path("/b/cutlass")},
         "ccache_dir": Path("/c/ccache"),
         **changes,
@@ -136,24 +139,24 @@ def test_nothing_of_the_user_leaks_into_the_build(monkeypatch: pytest.MonkeyPatc
     assert "of-the-user" not in environment().values()
 
 
-def test_proxies_do_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
-    assert environment()["https_proxy"] == "http://proxy.invalid:3128"
+def test_home_of_the_user_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """distutils and ccache take configuration from there."""
+    monkeypatch.setenv("HOME", "/home/of-the-user")
+    assert environment()["HOME"] == str(HOME)
+    assert not list(HOME.iterdir())
 
 
-@pytest.mark.parametrize("foreign", ["cargo", "conda", "pyenv"])
-def test_folders_of_other_toolchains_are_not_on_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: str
-) -> None:
-    bad, good = tmp_path / "bad", tmp_path / "good"
-    for folder in (bad, good):
-        folder.mkdir()
-    (bad / foreign).write_text("")
-    monkeypatch.setenv("PATH", os.pathsep.join([str(bad), str(good), "", "/usr/bin", "/bin"]))
+def test_path_starts_with_our_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["/opt/first", "", "/usr/bin", "/bin"]))
     path = environment()["PATH"].split(os.pathsep)
-    assert str(bad) not in path
-    assert "" not in path
-    assert path.index("/b/env/bin") < path.index("/b/cuda/bin") < path.index(str(good))
+    assert path == ["/b/env/bin", "/b/cuda/bin", "/opt/first", "/usr/bin", "/bin"]
+
+
+def test_compiler_cache_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CCACHE_DISABLE", raising=False)
+    assert "CCACHE_DISABLE" not in environment()
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
+    assert environment()["CCACHE_DISABLE"] == "1"
 
 
 def test_system_folders_are_always_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +168,7 @@ def test_system_folders_are_always_on_path(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_compiler_cache_is_the_one_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compiler_cache() is None
+    assert compiler_cache(str(tmp_path)) is None
     (tmp_path / "ccache").write_text("#!/bin/sh\n")
     (tmp_path / "ccache").chmod(0o755)
-    assert compiler_cache() == "ccache"
+    assert compiler_cache(str(tmp_path)) == "ccache"

@@ -39,7 +39,7 @@ RESULTS = {
         "wheel": "vllm-1.2.3+sm121.smoke.1a2b3c4d-cp311-abi3-linux_aarch64.whl",
         "sha256": "x",
         "libraries": {
-            "vllm/spinloop.abi3.so": {"machine": "EM_AARCH64", "needed": ["libc.so.6"]}
+            "vllm/spinloop.abi3.so": {"machine": "aarch64", "needed": ["libc.so.6"]}
         },
     },
 }  # fmt: skip
@@ -151,6 +151,8 @@ def test_readme_stays_and_the_wheel_is_a_readable_copy(ready: Context) -> None:
 def test_old_wheels_of_another_build_are_gone(ready: Context) -> None:
     folder = gather(ready)
     (folder / "vllm-0-py3-none-any.whl").write_text("old")
+    with (folder / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{hashlib.sha256(b'old').hexdigest()}  vllm-0-py3-none-any.whl\n")
     gather(ready)
     assert [p.name for p in folder.glob("*.whl")] == [RESULTS["compile"]["wheel"]]
 
@@ -212,11 +214,36 @@ def test_folder_with_foreign_files_is_not_replaced(ready: Context) -> None:
     assert (ready.layout.wheelhouse / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("files", [[], ["README.md"], ["manifest.json", "x.whl"]])
-def test_own_and_empty_folders_may_be_replaced(tmp_path: Path, files: list[str]) -> None:
-    for name in files:
-        (tmp_path / name).write_text("x")
+OURS = json.dumps({"schema_version": 99, "stack": "s", "profile": "p", "wheels": []})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"README.md": "x"},
+        {"manifest.json": OURS, "x.whl": "", "SHA256SUMS": f"{'0' * 64}  x.whl\n"},
+    ],
+)
+def test_own_and_empty_folders_may_be_replaced(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     guard_foreign(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"manifest.json": "{}"},  # a browser extension has one too
+        {"manifest.json": OURS, "SHA256SUMS": "", "my-own-torch.whl": "x"},
+        {"manifest.json": OURS, "notes.txt": "x"},
+    ],
+)
+def test_what_no_build_made_is_not_lost(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CheckFailed, match=sorted(files)[-1]):
+        guard_foreign(tmp_path)
 
 
 def test_folder_that_does_not_exist_is_fine(tmp_path: Path) -> None:

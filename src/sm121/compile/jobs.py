@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GIB = 1 << 30
+_CGROUP = Path("/sys/fs/cgroup")
 # What the build leaves to the rest of the machine.
 _RESERVE_GIB = 2.0
 
@@ -29,23 +30,28 @@ def available_memory() -> int:
 
     available = int(psutil.virtual_memory().available)
     try:
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        # Page cache that the kernel gives up at once (cgroup-v2, memory.stat).
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
         if limit != "max":
-            available = min(available, int(limit) - used + int(stat.get("inactive_file", 0)))
+            available = min(available, int(limit) - used + _reclaimable(_CGROUP / "memory.stat"))
     except (OSError, ValueError):
         pass
     return available
+
+
+def _reclaimable(stat: Path) -> int:
+    """Page cache that the kernel gives up at once (cgroup-v2, memory.stat, inactive_file)."""
+    try:
+        return int(dict(line.split() for line in stat.read_text().splitlines())["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def usable_cores() -> int:
     """Cores that this process may use: taskset, cpusets and CPU quotas (cpu.max) count."""
     cores = len(os.sched_getaffinity(0))
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     except (OSError, ValueError):

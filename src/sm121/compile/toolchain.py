@@ -113,7 +113,7 @@ def build_environment(
     path = [
         str(tools.environment / "bin"),
         str(tools.cuda / "bin"),
-        os.environ.get("PATH", os.defpath),
+        *_system_path(os.environ.get("PATH", "")),
     ]
     home.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -146,6 +146,13 @@ def build_environment(
     if disabled := os.environ.get("CCACHE_DISABLE"):
         environment["CCACHE_DISABLE"] = disabled
     return environment
+
+
+def _system_path(path: str) -> list[str]:
+    """The user's PATH, and the system's folders if they are not on it: a non-interactive ssh
+    may have none worth the name."""
+    kept = [folder for folder in path.split(os.pathsep) if folder]
+    return kept + [folder for folder in ("/usr/bin", "/bin") if folder not in kept]
 
 
 def compiler_cache(path: str) -> str | None:

@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sm121.abi.elf import read_elf
+from sm121.abi.source import BytesSource, Malformed
 from sm121.errors import WheelFault
 from sm121.files import write_atomic
 from sm121.pins.model import FamilyPin
 
-_ELF_MACHINES = {"aarch64": "EM_AARCH64", "x86_64": "EM_X86_64"}
 # Where a component ends up, if not at vllm/<name>.abi3.so.
 _PLACES = {
     "_vllm_fa2_C": "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
@@ -39,7 +37,7 @@ _PLACES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """What an ELF file says: machine (EM_*), NEEDED, and RPATH or RUNPATH entries."""
+    """What an ELF file says: machine (as in targets), NEEDED, and RPATH or RUNPATH."""
 
     machine: str
     needed: tuple[str, ...]
@@ -52,18 +50,10 @@ def component_path(component: str) -> str:
 
 
 def read_library(data: bytes) -> Library:
-    """Read one ELF file. Raises ELFError if it is not one."""
-    elf = ELFFile(io.BytesIO(data))
-    needed: list[str] = []
-    paths: list[str] = []
-    for section in elf.iter_sections():
-        if isinstance(section, DynamicSection):
-            for entry in section.iter_tags():
-                if entry.entry.d_tag == "DT_NEEDED":
-                    needed.append(getattr(entry, "needed"))  # noqa: B009 - set by pyelftools at run time
-                elif entry.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
-                    paths.append(getattr(entry, entry.entry.d_tag[3:].lower()))
-    return Library(machine=elf["e_machine"], needed=tuple(needed), paths=tuple(paths))
+    """Read one ELF file. Raises Malformed if it is not a whole one."""
+    elf = read_elf(BytesSource(data))
+    paths = [path for path in (elf.rpath, elf.runpath) if path is not None]
+    return Library(machine=elf.machine, needed=elf.needed, paths=tuple(paths))
 
 
 def check_wheel(
@@ -100,16 +90,14 @@ def check_wheel(
             data = archive.read(name)
             try:
                 library = read_library(data)
-            except (ELFError, ValueError, KeyError) as error:
+            except Malformed as error:
                 faults.append(f"{name}: not a whole ELF file ({error})")
                 continue
             libraries[name] = library
             if name not in expected and not name.startswith("vllm/third_party/deep_gemm/"):
                 faults.append(f"{name}: compiled, but no component of this profile: a leftover")
-            if library.machine != _ELF_MACHINES[machine]:
-                faults.append(
-                    f"{name}: code for {library.machine}, wanted {_ELF_MACHINES[machine]}"
-                )
+            if library.machine != machine:
+                faults.append(f"{name}: code for {library.machine}, wanted {machine}")
             if library.paths:
                 faults.append(f"{name}: has RPATH or RUNPATH {':'.join(library.paths)!r}")
             if name == component_path("cumem_allocator") and "libcuda.so.1" not in library.needed:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import zipfile
 from pathlib import Path
-from typing import IO
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
+from sm121.abi.elf import read_elf
+from sm121.abi.source import BytesSource, Malformed
 
 LIBRARY = "libnccl.so.2"
 # What ncclGetVersion's log line is made from: 'NCCL version 2.30.4+cuda13.0'.
@@ -19,10 +17,9 @@ _VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 def identify(path: Path) -> str:
     """'2.30.4, build id 1a2b…' of a libnccl; what can't be read is said to be unknown."""
     try:
-        with path.open("rb") as file:
-            data = file.read()
-            build = _build_id(file)
-    except (OSError, ELFError, ValueError) as error:
+        data = path.read_bytes()
+        build = read_elf(BytesSource(data)).build_id or "none"
+    except (OSError, Malformed) as error:
         return f"unreadable ({error})"
     found = _VERSION.search(data)
     return f"{found.group(1).decode() if found else 'unknown version'}, build id {build}"
@@ -36,12 +33,3 @@ def identify_member(wheel: Path, member: str, scratch: Path) -> str:
         return identify(unpacked)
     finally:
         unpacked.unlink()
-
-
-def _build_id(file: IO[bytes]) -> str:
-    for section in ELFFile(file).iter_sections():
-        if isinstance(section, NoteSection):
-            for note in section.iter_notes():
-                if note["n_type"] == "NT_GNU_BUILD_ID":
-                    return str(note["n_desc"])
-    return "none"

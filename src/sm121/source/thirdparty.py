@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from sm121.errors import CheckFailed, HashMismatch, NetworkFault
+from sm121.errors import CheckFailed, HashMismatch, NetworkFault, ToolFailed
 from sm121.fetch import Cache, fetch_locked
 from sm121.files import fresh_directory, remove_tree, sha256_text, tree_digest
 from sm121.gitrepo import Repository
@@ -24,6 +24,8 @@ from sm121.toolkit.unpack import unpack
 from sm121.ui import Ui
 
 _GIT_TIMEOUT_S = 900
+# In the folder of one pin: the tree, and beside it (a digest may cover all of it) who gave it.
+_TREE, _PROVIDER = "tree", "provider"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,31 +64,33 @@ def obtain(
         return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
     # Named by the whole pin: with other submodules or folders it is another tree.
     final = folder / f"{name}-{sha256_text(pin.model_dump_json())[:12]}"
-    marker = final / ".sm121-provider"
+    tree, marker = final / _TREE, final / _PROVIDER
     if marker.is_file():
-        return _verified(name, pin, final, provider=marker.read_text().strip(), ui=ui)
+        return _verified(name, pin, tree, provider=marker.read_text().strip(), ui=ui)
     failures: list[str] = []
     if offline:
         failures.append("git: --offline")
     else:
         try:
             with fresh_directory(final) as fresh:
-                _from_git(pin, fresh, repository_path=folder / f"{name}.git")
-                _verified(name, pin, fresh, provider="git", ui=ui)
-                (fresh / ".sm121-provider").write_text("git")
-            return _verified(name, pin, final, provider="git", ui=ui)
+                _from_git(pin, fresh / _TREE, repository_path=folder / f"{name}.git")
+                source = _verified(name, pin, fresh / _TREE, provider="git", ui=ui)
+                (fresh / _PROVIDER).write_text("git")
+            return replace(source, path=tree)
         except NetworkFault as fault:
             failures.append(f"git: {fault.cause or fault.what}")
     for provider in pin.wheels:
         label = f"wheel {provider.filename}"
         try:
             with fresh_directory(final) as fresh:
-                _from_wheel(provider, fresh, cache=cache, target=target, offline=offline, ui=ui)
-                _verified(name, pin, fresh, provider=label, ui=ui)
-                (fresh / ".sm121-provider").write_text(label)
+                _from_wheel(
+                    provider, fresh / _TREE, cache=cache, target=target, offline=offline, ui=ui
+                )
+                source = _verified(name, pin, fresh / _TREE, provider=label, ui=ui)
+                (fresh / _PROVIDER).write_text(label)
             ui.note(f"{name}: out of {label}, since {failures[0]}")
-            return _verified(name, pin, final, provider=label, ui=ui)
-        except NetworkFault as fault:
+            return replace(source, path=tree)
+        except (NetworkFault, ToolFailed) as fault:
             failures.append(f"{label}: {fault.what}")
     raise NetworkFault(
         f"{name} ({pin.ref}) could not be obtained.",
