@@ -6,6 +6,7 @@ Needs qemu-aarch64-static and a root of the target: SM121_TARGET_ROOT, or mmdebs
 import dataclasses
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,17 +37,19 @@ void *PyInit_{name}(void) {{ {call} return PyModule_Create2(&def, 3); }}
 
 
 @pytest.fixture(scope="session")
-def target_root(tmp_path_factory) -> Path:
+def target_root(tmp_path_factory) -> Iterator[Path]:
     """An arm64 root with Python 3.11 (Debian 12), extracted only: nothing of it is run."""
     tool("qemu-aarch64-static", "qemu-user-static")
     if given := os.environ.get("SM121_TARGET_ROOT"):
-        return Path(given)
+        yield Path(given)
+        return
     root = tmp_path_factory.mktemp("arm64") / "root"
     run(
         tool("mmdebstrap"), "--quiet", "--variant=extract", "--arch=arm64", f"--include={INCLUDE}",
         "bookworm", root,
     )  # fmt: skip
-    return root
+    yield root
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="session")
