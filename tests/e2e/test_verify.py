@@ -122,7 +122,7 @@ def test_made_worse(
 
 
 def test_a_wheel_that_was_altered_after_the_build(built: Checkout, tmp_path: Path) -> None:
-    folder = worse(built, tmp_path / "house", {})
+    folder = worse(built, tmp_path / "house", {"vllm/__init__.py": lambda data: data + b"\n"})
     manifest = (built.root / "wheelhouse/manifest.json").read_text()
     (folder / "manifest.json").write_text(manifest)
     report, _ = verdict(built, str(folder), code=1)
