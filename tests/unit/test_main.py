@@ -227,7 +227,7 @@ def test_dry_run_of_nothing_says_what_would_run_and_makes_nothing(
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().err.splitlines()]
     assert lines[0] == ["run", "source", "would run: first run"]
     assert [words[1] for words in lines] == [
-        "source", "patch", "environment", "toolkit", "compile", "wheelhouse",
+        "source", "patch", "environment", "toolkit", "compile", "wheelhouse", "verify",
     ]  # fmt: skip
     assert all("depends on source" in words[2] for words in lines[1:])
     assert list(tmp_path.iterdir()) == []

@@ -65,10 +65,9 @@ def with_dynamic(report: Report, stage: Stage, *, cache: Path, memory: HashMemor
 
 def fits(path: Path, target: Target) -> bool:
     """Would that Python take a wheel of this name?"""
-    parts = path.name.removesuffix(".whl").split("-", 2)[-1]
+    tags = "-".join(path.name.removesuffix(".whl").split("-")[-3:])
     accepted = {(t.interpreter, t.abi, t.platform) for t in target.tags()}
-    triple = "-".join(parts.split("-")[-3:])
-    return bool(accepted.intersection(expand_tags([triple])))
+    return bool(accepted.intersection(expand_tags([tags])))
 
 
 def _run(report: Report, stage: Stage) -> Report:

@@ -14,7 +14,7 @@ from sm121.abi.policy.model import Provider
 from sm121.abi.report import Finding, NotRun, OpenSymbol
 from sm121.abi.scope import Loaded, Scene
 from sm121.abi.symbols import Open, Resolution, Resolver
-from sm121.abi.system import System
+from sm121.abi.system import System, data
 
 
 def resolve(context: Context) -> Resolution:
@@ -141,7 +141,9 @@ def _sentence(row: OpenSymbol) -> str:
 def _row(one: Open, context: Context, neighbours: Sequence[Wheel]) -> OpenSymbol:
     name = one.symbol.name
     readable = demangle(name)
-    holders = tuple(_holders(name, neighbours))
+    # A wheel that bundles a stub of the driver is no place to get it from.
+    driver = name in data("libcuda.json")["names"]
+    holders = () if driver else tuple(_holders(name, neighbours))
     expected = one.symbol.library or (
         holders[0].rpartition("/")[2] if holders else _expected(name, context.policy.providers)
     )

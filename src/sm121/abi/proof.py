@@ -159,7 +159,7 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
         return with_findings(report, [], not_run)
     store = FactsCache(job.layout.cache)
     facts = scan_wheels(judged, cache=store, memory=job.memory)
-    site = environment_site(job.env) if job.env else None
+    site = environment_site(job.env).absolute() if job.env else None
     if site:
         facts += scan_environment(
             site, cache=store, memory=job.memory, read_hashes=lambda _path: False

@@ -19,6 +19,7 @@ from sm121.layout import Layout
 from sm121.lock.pylock import Target
 from sm121.pins.load import default_stack, load_stack, stack_names
 from sm121.repair.installed import open_environment
+from sm121.toolkit.machine import host_machine
 from sm121.ui import Ui
 
 _STDOUT = "-"
@@ -36,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "dependencies, and for wheels, those of the lock that are in the cache)",
     )  # fmt: skip
     parser.add_argument(
-        "--target", choices=TARGETS, help="default: the manifest's, else linux-aarch64"
+        "--target",
+        choices=TARGETS,
+        help="default: the manifest's, else linux-aarch64 (of an environment: this machine)",
     )
     parser.add_argument("--python", metavar="X.Y", help="default: the manifest's, else the stack's")
     parser.add_argument("--arch", metavar="X.Ya", help="default: the manifest's, else the stack's")
@@ -88,7 +91,8 @@ def _job(arguments: argparse.Namespace, ui: Ui) -> Job:
     if not arguments.stack and manifest and manifest.stack in stack_names(layout.pins):
         name = manifest.stack
     stack = load_stack(layout.pins, name)
-    platform = arguments.target or (manifest.target if manifest else "linux-aarch64")
+    usual = f"linux-{host_machine()}" if arguments.env else "linux-aarch64"
+    platform = arguments.target or (manifest.target if manifest else usual)
     if platform not in stack.targets:
         raise UsageFault(
             f"Stack {name} has no target {platform!r}.", cause=f"it has {', '.join(stack.targets)}"

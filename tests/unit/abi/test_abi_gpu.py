@@ -7,6 +7,8 @@ from make import binary, elf, fatbin
 
 from sm121.abi.fatbin import Code, read_containers
 from sm121.abi.gpu import Arch, check_arch, runs, verdict
+from sm121.abi.policy.load import load_policy
+from sm121.abi.policy.model import compiled_here
 from sm121.abi.source import BytesSource, Malformed
 from sm121.errors import UsageFault
 
@@ -95,3 +97,20 @@ def test_plain_arch_is_refused_with_the_reason():  # cases.md 21
     with pytest.raises(UsageFault, match="not a GPU architecture"):
         Arch.parse("blackwell")
     check_arch(Arch.parse("12.1a"), ["12.1a"])
+
+
+@pytest.mark.parametrize(
+    ("version", "ours"),
+    [("0.26.0", False), ("0.26.0+sm121.overlay.1a2b3c4d", False), ("0.26.0+sm121.kernels.1a2b3c4d", True),
+     ("0.26.0+cu130", True)],
+)  # fmt: skip
+def test_whose_binaries(version, ours):
+    """Exceptions for a release's binaries cover our overlay of it, not what we compiled."""
+    assert compiled_here(version) is ours
+    policy = load_policy()
+    covers = [
+        r.covers("vllm/_qutlass_C.abi3.so", "vllm", version)
+        for r in policy.gpu.no_code
+        if r.release
+    ]
+    assert any(covers) is not ours

@@ -59,8 +59,8 @@ class Preload(Model):
 class Exempt(Model):
     """Files for which a finding is no fault, and why. It is still reported as a note.
 
-    distributions: only in wheels of these; empty: any. release: only in wheels whose version
-    has no local part, that is, which are an upstream's own and not a build of ours.
+    distributions: only in wheels of these; empty: any. release: only in wheels with binaries of
+    an upstream's own: a version without local part, or our `overlay` of one.
     """
 
     files: Annotated[tuple[Glob, ...], Field(min_length=1)]
@@ -71,9 +71,16 @@ class Exempt(Model):
     def covers(self, path: str, distribution: str, version: str) -> bool:
         return (
             (not self.distributions or distribution in self.distributions)
-            and not (self.release and "+" in version)
+            and not (self.release and compiled_here(version))
             and any(fnmatchcase(path, glob) for glob in self.files)
         )
+
+
+def compiled_here(version: str) -> bool:
+    """False for an upstream's version, and for profile `overlay`: patched Python around the
+    release's own binaries. The profile is in the version (compile.stage, wheel_version)."""
+    local = version.partition("+")[2]
+    return bool(local) and not local.startswith("sm121.overlay.")
 
 
 class GpuExempt(Exempt):
