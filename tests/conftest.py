@@ -16,6 +16,7 @@ from sm121.layout import Layout
 from sm121.pins.load import default_stack, load_stack
 from sm121.pins.model import Stack
 from sm121.ui import Ui
+from support.checkouts import built, new_checkout  # noqa: F401 - fixtures
 from support.stacks import minimal, write_stack
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.e2e.conftest import Checkout
+from support.checkouts import Checkout
 
 pytestmark = pytest.mark.timeout(900)
 SPINLOOP, FS_IO, CUMEM = (

@@ -19,12 +19,15 @@ from sm121.patches.series import Patch, load_series
 from sm121.pins.model import Stack
 from sm121.source.vllm import sdist_file, unpack_sdist
 from sm121.ui import Ui
+from support.checkouts import Checkout
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test that asks for the release may have to download and import it."""
     for item in items:
-        if {"real", "sdist", "locked_wheel"} & set(getattr(item, "fixturenames", ())):
+        if "torch_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))  # the first one makes a smoke build
+        elif {"real", "sdist", "locked_wheel"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(600))
 
 
@@ -84,6 +87,12 @@ def locked_wheel(root: Path, stack_name: str, ship_target: Target, download_cach
 def flashinfer_wheel(locked_wheel) -> Path:
     """The stack's real FlashInfer wheel."""
     return locked_wheel("flashinfer-python")
+
+
+@pytest.fixture(scope="session")
+def torch_python(built: Checkout, stack_name: str) -> Path:
+    """A Python with the stack's torch (a CUDA build; there is no GPU): the build host's own."""
+    return built.root / "build/env" / stack_name / "bin/python"
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,9 @@ class CompileStage:
             ui=context.ui,
             shell_options=f"--profile {context.options.profile} --target {context.options.target}",
         )
+        # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
+        # there afterwards shall be a person's edits only.
+        repository.checkout(str(results["patch"]["commit"]), self.tree(context))
         version = environment["VLLM_VERSION_OVERRIDE"]
         wanted_name = f"vllm-{version}-{_ABI}-abi3-linux_{tools.machine}.whl"
         libraries = check_wheel(

@@ -73,13 +73,8 @@ def copy_checkout(destination: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def cache() -> Path:
-    return Path(os.environ.get("SM121_CACHE", ROOT / "build/cache")).resolve()
-
-
-@pytest.fixture(scope="session")
 def new_checkout(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path
+    tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
 ) -> Iterator[Callable[[str], Checkout]]:
     """Make further copies; all are removed at the end (each takes several GB)."""
     made: list[Path] = []
@@ -88,11 +83,11 @@ def new_checkout(
         root = tmp_path_factory.mktemp(name) / "sm121"
         copy_checkout(root)
         made.append(root)
-        return Checkout(root=root, cache=cache)
+        return Checkout(root=root, cache=shared_cache)
 
     yield make
     for root in made:
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
