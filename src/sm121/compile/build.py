@@ -61,7 +61,7 @@ def run_setup(
         try:
             proc.run(
                 [
-                    python, "setup.py",
+                    python, "setup.py", "-q",  # else a line for each of 3,000 copied files
                     "build", "--build-base", output,
                     "bdist_wheel", "--dist-dir", output / "dist", "--bdist-dir", output / "bdist",
                     "--py-limited-api", abi, "--plat-name", f"linux_{machine}",
