@@ -127,14 +127,3 @@ def test_a_wheel_that_was_altered_after_the_build(built: Checkout, tmp_path: Pat
     (folder / "manifest.json").write_text(manifest)
     report, _ = verdict(built, str(folder), code=1)
     assert [f["kind"] for f in report["findings"] if f["severity"] == "fault"] == ["archive"]
-
-
-def test_nothing_changed_is_quick(built: Checkout) -> None:
-    """From the report that is kept: CPU time, since other programs may be running here."""
-    import resource
-
-    built.run("verify-abi", "--no-run")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    built.run("verify-abi", "--no-run")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 2
