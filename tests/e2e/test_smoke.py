@@ -164,7 +164,7 @@ def test_a_patch_on_one_source_file_compiles_one_object(built: Checkout) -> None
 def test_nothing_left_over_from_another_tree_reaches_the_wheel(built: Checkout) -> None:
     built.run("build", "--profile", "smoke")
     wanted = digest(built.wheel)
-    tree = built.root / "build/work/0.26.0-linux-aarch64/src"
+    tree = built.root / "build" / "work" / "0.26.0-linux-aarch64/src"
     output = next((tree.parent).glob("ninja-*"))
     for place in (tree, next(output.glob("lib.*"))):
         leftover = place / "vllm/third_party/triton_kernels"

@@ -150,7 +150,7 @@ def test_library_path_is_found_without_section_headers(good, library, tmp_path: 
 
 
 def test_build_path_inside_a_library_is_a_fault(good, library, tmp_path: Path) -> None:
-    source = 'const char *where(void) { return "/secret/build/work/src/x.cpp"; }\n'
+    source = 'const char *where(void) { return "/secret/build/src/x.cpp"; }\n'
     files = {**good, "vllm/spinloop.abi3.so": library(source)}
     assert faults(wheel_of(tmp_path, files)) == (
         "vllm/spinloop.abi3.so: holds the build path /secret/build",

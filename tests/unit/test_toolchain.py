@@ -13,7 +13,7 @@ from sm121.compile.toolchain import Tools, build_environment, compiler_cache, to
 from sm121.toolkit.machine import Compilers
 
 HOME = Path(tempfile.mkdtemp(prefix="sm121-home-"))
-PREFIXES = {Path("/b/work"): "build", Path("/b/work/src"): "vllm", Path("/b/cuda"): "cuda"}
+PREFIXES = {Path("/b/tree"): "build", Path("/b/tree/src"): "vllm", Path("/b/cuda"): "cuda"}
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_build_paths_are_mapped_the_longest_last() -> None:
     """GCC takes the last option that matches: the shorter prefix must not win."""
     lines = toolchain_text(tools("x86_64"), prefixes=PREFIXES, variables={}).splitlines()
     (cxx,) = (line for line in lines if line.startswith("set(CMAKE_CXX_FLAGS_INIT"))
-    assert cxx.index("/b/work=build") < cxx.index("/b/work/src=vllm")
+    assert cxx.index("/b/tree=build") < cxx.index("/b/tree/src=vllm")
     assert cxx.count("-ffile-prefix-map=") == 3
     (cuda,) = (line for line in lines if line.startswith("set(CMAKE_CUDA_FLAGS_INIT"))
     inside = cuda.split('"')[1]
@@ -100,7 +100,7 @@ def test_third_party_folders_are_named_to_cmake() -> None:
 
 def environment(**changes: object) -> dict[str, str]:
     arguments: dict[str, object] = {
-        "toolchain": Path("/b/work/toolchain.cmake"),
+        "toolchain": Path("/b/tree/toolchain.cmake"),
         "components": ("spinloop", "fs_io_C"),
         "arch": "12.1a",
         "jobs": 3,
@@ -126,7 +126,7 @@ def test_setup_gets_what_it_was_asked_to_build() -> None:
         "MAX_JOBS": "3",
         "SOURCE_DATE_EPOCH": "1784975693",
         "CUDA_HOME": "/b/cuda",
-        "CMAKE_TOOLCHAIN_FILE": "/b/work/toolchain.cmake",
+        "CMAKE_TOOLCHAIN_FILE": "/b/tree/toolchain.cmake",
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
     }
     assert {name: result.get(name) for name in expected} == expected

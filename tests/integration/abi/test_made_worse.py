@@ -137,7 +137,7 @@ def test_empty_driver_stub(check, parts):
 
 
 @pytest.mark.parametrize(
-    ("path", "word"), [("/work/build/lib", "absolute"), ("$ORIGIN:", "current directory")]
+    ("path", "word"), [("/home/builder/lib", "absolute"), ("$ORIGIN:", "current directory")]
 )
 def test_runpath(check, parts, path, word):
     worse = parts.good | {SPINLOOP: parts.spinloop("-Wl,--enable-new-dtags", f"-Wl,-rpath,{path}")}
