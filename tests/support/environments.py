@@ -80,6 +80,30 @@ def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
+def manifest_text(wheels: Iterable[WheelEntry] = (), **facts: object) -> str:
+    """manifest.json of a complete x86-64 wheelhouse, with other facts where given."""
+    values: dict[str, object] = {
+        "schema_version": 1, "stack": "1.2.3", "target": "linux-x86_64", "python": "3.12",
+        "glibc": "2.17", "profile": "full", "partial": False, "complete": True, "notices": (),
+        "arch": "12.1a", "patches": (), "patched_commit": COMMIT, "lock_sha256": {}, "tools": {},
+        "base": Base(
+            version="1.2.3", commit=COMMIT, provider="sdist", provider_reason="", sdist_sha256=SHA256
+        ),
+        "components": ComponentEntry(built=(), left_out={}), "wheels": tuple(wheels), "checks": (),
+    }  # fmt: skip
+    return render(Manifest.model_validate({**values, **facts}))
+
+
+def listed(wheel: Path, sha256: str = "") -> WheelEntry:
+    """A wheel as a manifest lists it."""
+    distribution, version, *_ = wheel.name.split("-")
+    return WheelEntry(
+        filename=wheel.name, distribution=distribution, version=version, origin="index",
+        size=wheel.stat().st_size,
+        sha256=sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest(),
+    )  # fmt: skip
+
+
 def wheelhouse(folder: Path, wheels: Iterable[Path], **facts: object) -> Path:
     """A complete wheelhouse with manifest and SHA256SUMS."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,17 +119,7 @@ def wheelhouse(folder: Path, wheels: Iterable[Path], **facts: object) -> Path:
                 sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
             )
         )  # fmt: skip
-    values: dict[str, object] = {
-        "schema_version": 1, "stack": "1.2.3", "target": "linux-x86_64", "python": "3.12",
-        "glibc": "2.17", "profile": "full", "partial": False, "complete": True, "notices": (),
-        "arch": "12.1a", "patches": (), "patched_commit": COMMIT, "lock_sha256": {}, "tools": {},
-        "base": Base(
-            version="1.2.3", commit=COMMIT, provider="sdist", provider_reason="", sdist_sha256=SHA256
-        ),
-        "components": ComponentEntry(built=(), left_out={}), "wheels": tuple(entries), "checks": (),
-    }  # fmt: skip
-    manifest = Manifest.model_validate({**values, **facts})
-    (folder / "manifest.json").write_text(render(manifest))
+    (folder / "manifest.json").write_text(manifest_text(entries, **facts))
     sums(folder)
     return folder
 

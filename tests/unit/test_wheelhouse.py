@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from sm121.context import Context
 from sm121.errors import CheckFailed
-from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, render, schema_text
+from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, load_manifest, render, schema_text
 from sm121.wheelhouse.stage import (
     WheelhouseStage,
     guard_foreign,
-    load_manifest,
     verify_sums,
     write_sums,
 )
@@ -248,3 +247,10 @@ def test_what_no_build_made_is_not_lost(tmp_path: Path, files: dict[str, str]) -
 
 def test_folder_that_does_not_exist_is_fine(tmp_path: Path) -> None:
     guard_foreign(tmp_path / "none")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"schema_version": 99}'])
+def test_manifest_that_is_none_is_said_and_is_no_traceback(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CheckFailed, match="is no manifest of a wheelhouse"):
+        load_manifest(tmp_path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -12,7 +10,8 @@ from packaging.utils import canonicalize_name
 from sm121.abi.context import Context, Expected, finding
 from sm121.abi.policy.model import Policy
 from sm121.abi.report import Finding
-from sm121.errors import CheckFailed, UsageFault
+from sm121.errors import UsageFault
+from sm121.wheelhouse.manifest import Manifest, load_manifest
 
 
 def wheel_paths(targets: Sequence[Path]) -> list[Path]:
@@ -59,64 +58,38 @@ def overlap_paths(site: Path, policy: Policy) -> frozenset[str]:
     return frozenset(paths)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """What a wheelhouse's manifest.json says. wheels: file name → sha256. complete: with all
-    of the lock's wheels."""
+def manifest_beside(targets: Sequence[Path]) -> Manifest | None:
+    """That of the first target that is a folder with one. Raises CheckFailed if it is none."""
+    for target in targets:
+        if target.is_dir() and (manifest := load_manifest(target)):
+            return manifest
+    return None
 
-    expected: Expected
-    stack: str
-    complete: bool
-    arch: str
-    target: str
-    python: str
-    wheels: dict[str, str]
 
-    @classmethod
-    def beside(cls, targets: Sequence[Path]) -> Manifest | None:
-        """That of the first target that is a folder with one. Raises CheckFailed if unreadable."""
-        for target in targets:
-            file = target / "manifest.json"
-            if target.is_dir() and file.is_file():
-                return cls.read(file)
-        return None
+def promises(manifest: Manifest | None) -> Expected:
+    """What a wheelhouse's manifest promises of its binaries."""
+    if manifest is None:
+        return Expected()
+    return Expected(
+        profile=manifest.profile, built=manifest.components.built,
+        left_out=dict(manifest.components.left_out),
+        patches={p.name: p.patch_id for p in manifest.patches if p.status == "applied"},
+    )  # fmt: skip
 
-    @classmethod
-    def read(cls, file: Path) -> Manifest:
-        try:
-            raw = json.loads(file.read_text("utf-8"))
-            return cls(
-                expected=Expected(
-                    profile=raw["profile"], built=tuple(raw["components"]["built"]),
-                    left_out=dict(raw["components"]["left_out"]),
-                    patches={p["name"]: p["patch_id"] for p in raw["patches"]
-                             if p.get("status", "applied") == "applied"},
-                ),
-                stack=raw.get("stack", ""), complete=bool(raw.get("complete", False)),
-                arch=raw.get("arch", ""), target=raw["target"], python=raw.get("python", ""),
-                wheels={w["filename"]: w["sha256"] for w in raw["wheels"]},
+
+def check_listed(manifest: Manifest, context: Context) -> Iterator[Finding]:
+    """Every wheel is the one that the manifest lists, and none is missing or extra."""
+    present = {wheel.filename: wheel for wheel in context.subjects}
+    listed = {entry.filename: entry.sha256 for entry in manifest.wheels}
+    for name, sha256 in listed.items():
+        wheel = present.get(name)
+        if wheel is None:
+            yield finding("archive", None, "", f"{name} is in the manifest but not in the folder")
+        elif wheel.sha256 != sha256:
+            yield finding(
+                "archive", wheel, "", f"is not the file that the manifest lists: sha256 is "
+                f"{wheel.sha256[:12]}…, wanted {sha256[:12]}…",
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckFailed(
-                f"{file} is no manifest of a wheelhouse.",
-                cause=f"{type(error).__name__}: {error}",
-                remedy="Run `nox -s wheelhouse` to make it anew.",
-            ) from error
-
-    def check(self, context: Context) -> Iterator[Finding]:
-        """Every wheel is the one that the manifest lists, and none is missing or extra."""
-        present = {wheel.filename: wheel for wheel in context.subjects}
-        for name, sha256 in self.wheels.items():
-            wheel = present.get(name)
-            if wheel is None:
-                yield finding(
-                    "archive", None, "", f"{name} is in the manifest but not in the folder"
-                )
-            elif wheel.sha256 != sha256:
-                yield finding(
-                    "archive", wheel, "", f"is not the file that the manifest lists: sha256 is "
-                    f"{wheel.sha256[:12]}…, wanted {sha256[:12]}…",
-                )  # fmt: skip
-        for name, wheel in present.items():
-            if name not in self.wheels:
-                yield finding("archive", wheel, "", "is in the folder but not in the manifest")
+    for name, wheel in present.items():
+        if name not in listed:
+            yield finding("archive", wheel, "", "is in the folder but not in the manifest")

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from sm121.abi import interpreter, live
 from sm121.abi.context import Context, Expected
 from sm121.abi.gpu import Arch
-from sm121.abi.inputs import Manifest, environment_site, wheel_paths
+from sm121.abi.inputs import environment_site, manifest_beside, wheel_paths
 from sm121.abi.interpreter import Interpreter
 from sm121.abi.patched import PatchFile
 from sm121.abi.policy.model import Policy
@@ -28,6 +28,7 @@ from sm121.patches.series import load_series
 from sm121.pins.model import Stack
 from sm121.rules.model import load_rules
 from sm121.ui import Ui
+from sm121.wheelhouse.manifest import Manifest
 
 _OURS = "vllm"
 
@@ -65,7 +66,7 @@ def prove(job: Job) -> Report:
 
     Raises UsageFault (no such wheel), CheckFailed (a manifest that is none).
     """
-    manifest = Manifest.beside(job.targets)
+    manifest = manifest_beside(job.targets)
     paths = wheel_paths(job.targets)
     around = _surroundings(job, manifest, paths)
     for line in around.instead:
@@ -77,7 +78,7 @@ def prove(job: Job) -> Report:
         job.targets, policy=job.policy, target=job.target, arch=job.arch, cache=job.layout.cache,
         env=job.env, against=around.paths, neighbours=neighbours,
         wanted={name: pin.version for name, pin in job.stack.family.items()},
-        patches=series_patches(job) if manifest and manifest.expected.patches else (),
+        patches=series_patches(job) if manifest and manifest.patches else (),
         rules=load_rules(job.layout.pins), lacking=around.lacking, memory=job.memory, ui=job.ui,
     )  # fmt: skip
     report = _dynamic(job, report, manifest, paths)

@@ -29,7 +29,9 @@ from sm121.files import HashMemory, write_atomic
 _THREADS = 2
 # Version strings are in .rodata, before the code: libnccl 2.30.4 has its at 2.6 MB.
 _STRINGS_WITHIN = 32 << 20
-_STRINGS = {"libnccl.so": re.compile(rb"NCCL version (\d+\.\d+\.\d+\+cuda\d+\.\d+)")}
+# What ncclGetVersion's log line is made from: 'NCCL version 2.30.4+cuda13.0'.
+NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+\+cuda\d+\.\d+)")
+_STRINGS = {"libnccl.so": NCCL_VERSION}
 _TEXT_MAX = 8192
 
 

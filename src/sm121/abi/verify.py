@@ -10,7 +10,14 @@ from sm121.abi import cached, coverage, family, floors, identity, loading, patch
 from sm121.abi.context import Context, Expected
 from sm121.abi.facts import Wheel
 from sm121.abi.gpu import Arch, check_arch
-from sm121.abi.inputs import Manifest, environment_site, overlap_paths, wheel_paths
+from sm121.abi.inputs import (
+    check_listed,
+    environment_site,
+    manifest_beside,
+    overlap_paths,
+    promises,
+    wheel_paths,
+)
 from sm121.abi.patched import PatchFile
 from sm121.abi.policy.model import Policy
 from sm121.abi.report import (
@@ -28,6 +35,7 @@ from sm121.files import HashMemory
 from sm121.lock.pylock import Target
 from sm121.rules.model import Rules
 from sm121.ui import Ui, human_bytes
+from sm121.wheelhouse.manifest import Manifest
 
 
 def verify(
@@ -65,8 +73,8 @@ def verify(
     check_arch(gpu, policy.gpu.accepted_archs)
     store = FactsCache(cache)
     memory = memory or HashMemory(cache / "abi" / "hashes.json")
-    manifest = Manifest.beside(targets)
-    promised = expected or (manifest.expected if manifest else Expected())
+    manifest = manifest_beside(targets)
+    promised = expected or promises(manifest)
     paths = wheel_paths(targets)
     around = [p for p in wheel_paths(against) if p not in paths]
     try:
@@ -76,7 +84,7 @@ def verify(
             judged=[p.name for p in paths], parts=(
                 policy.model_dump_json(), target.tag, str(target.glibc), str(gpu), repr(promised),
                 repr(sorted((wanted or {}).items())), repr(patches),
-                repr(manifest.wheels if manifest else None), repr(sorted(lacking)),
+                manifest.model_dump_json(include={"wheels"}) if manifest else "", repr(sorted(lacking)),
                 rules.model_dump_json() if rules else "",
             ),
         )  # fmt: skip
@@ -168,7 +176,7 @@ def judge(
         findings += found
         table += rows
     if manifest is not None:
-        findings += manifest.check(context)
+        findings += check_listed(manifest, context)
     vllm = next((p for p in paths if p.name.startswith("vllm-")), None)
     wheel = next((w for w in context.subjects if w.distribution == "vllm"), None)
     if vllm is not None and wheel is not None and patches and not wheel.damage:

@@ -77,7 +77,7 @@ def show_series(context: Context, results: Results, *, check: bool) -> None:
 
 def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:
     """The table at the end: wheel, size, seconds, sha256; what was left out; where it lies."""
-    from sm121.wheelhouse.stage import load_manifest
+    from sm121.wheelhouse.manifest import load_manifest
 
     ui, layout = context.ui, context.layout
     if not ran:
@@ -124,3 +124,14 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
             f"profile {manifest.profile} is not a whole vLLM: for trying the pipeline, not for serving"
         )
     ui.say(f"Done in {human_seconds(seconds)}: {layout.wheelhouse}")
+    ui.say(f"  next: {_next(context, complete=manifest.complete)}")
+
+
+def _next(context: Context, *, complete: bool) -> str:
+    """What to do with the result."""
+    if complete:
+        return f"copy {context.layout.wheelhouse} to the nodes and run its install.py there"
+    return (
+        f"the same with --with-deps adds all that vllm needs and install.py; "
+        f"what is in it: {context.layout.wheelhouse / 'manifest.json'}"
+    )

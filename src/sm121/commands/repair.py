@@ -17,8 +17,7 @@ from sm121.repair.restore import pip_check, restore
 from sm121.repair.wheel import Wheel, read_wheel
 from sm121.rules.model import load_rules
 from sm121.ui import Ui
-from sm121.wheelhouse.manifest import Manifest
-from sm121.wheelhouse.stage import load_manifest
+from sm121.wheelhouse.manifest import Manifest, load_manifest
 
 _FILES_SHOWN = 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sm121.abi.inputs import Manifest
+from sm121.abi.inputs import manifest_beside
 from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
 from sm121.abi.proof import Job, prove
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
 def _job(arguments: argparse.Namespace, ui: Ui) -> Job:
     layout = layout_of(arguments)
     targets = tuple(arguments.targets) or (() if arguments.env else (_house(layout),))
-    manifest = Manifest.beside(targets)
+    manifest = manifest_beside(targets)
     name = arguments.stack or default_stack(layout.pins)
     if not arguments.stack and manifest and manifest.stack in stack_names(layout.pins):
         name = manifest.stack

@@ -6,12 +6,16 @@ import difflib
 import tomllib
 import typing
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sm121.errors import PinsFault
 from sm121.pins.model import Stack
+
+ModelType = TypeVar("ModelType", bound=BaseModel)
+_STACK_REMEDY = "Correct stack.toml; docs/pins.md lists every key."
 
 
 def stack_names(pins: Path) -> list[str]:
@@ -48,26 +52,40 @@ def load_stack(pins: Path, name: str) -> Stack:
             cause=f"{path} does not exist; there are: {', '.join(known) or 'none'}.",
             remedy=f"Did you mean `--stack {near[0]}`?" if near else "",
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PinsFault(f"{path} is not TOML.", cause=str(error)) from error
-    return parse_stack(text, path)
+    return read_model(path, Stack, remedy=_STACK_REMEDY)
 
 
 def parse_stack(text: str, path: Path) -> Stack:
     """Validate the text of a stack.toml; path is only named in messages. Raises PinsFault."""
+    return parse_model(text, path, Stack, remedy=_STACK_REMEDY)
+
+
+def read_model(path: Path, model: type[ModelType], *, remedy: str) -> ModelType:
+    """Read one TOML file as a model: the one way in for stacks, rules and policies.
+
+    Raises PinsFault if it can't be read, is not TOML, or has faults (all of them, each with
+    its dotted path).
+    """
     try:
-        data = tomllib.loads(text)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PinsFault(f"{path} cannot be read.", cause=str(error)) from error
+    except UnicodeDecodeError as error:
+        raise PinsFault(f"{path} is not TOML.", cause=str(error)) from error
+    return parse_model(text, path, model, remedy=remedy)
+
+
+def parse_model(text: str, path: Path, model: type[ModelType], *, remedy: str) -> ModelType:
+    """The same from text; path is only named in messages."""
+    try:
+        return model.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise PinsFault(f"{path} is not TOML.", cause=str(error)) from error
-    try:
-        return Stack.model_validate(data)
     except ValidationError as error:
         raise PinsFault(
             f"{path} has {error.error_count()} fault(s).",
-            details=[describe(fault, Stack) for fault in error.errors()],
-            remedy="Correct stack.toml; docs/pins.md lists every key.",
+            details=[describe(fault, model) for fault in error.errors()],
+            remedy=remedy,
         ) from error
 
 

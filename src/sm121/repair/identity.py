@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from pathlib import Path
 
 from sm121.abi.elf import read_elf
+from sm121.abi.scan import NCCL_VERSION
 from sm121.abi.source import BytesSource, Malformed
 
 LIBRARY = "libnccl.so.2"
-# What ncclGetVersion's log line is made from: 'NCCL version 2.30.4+cuda13.0'.
-_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 
 
 def identify(path: Path) -> str:
-    """'2.30.4, build id 1a2b…' of a libnccl; what can't be read is said to be unknown."""
+    """'2.30.4+cuda13.0, build id 1a2b…' of a libnccl; what can't be read is said to be unknown."""
     try:
         data = path.read_bytes()
         build = read_elf(BytesSource(data)).build_id or "none"
     except (OSError, Malformed) as error:
         return f"unreadable ({error})"
-    found = _VERSION.search(data)
+    found = NCCL_VERSION.search(data)
     return f"{found.group(1).decode() if found else 'unknown version'}, build id {build}"
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from sm121.errors import PinsFault
-from sm121.pins.load import describe
+from sm121.pins.load import read_model
 from sm121.pins.model import Distribution, Model
 
 FILE = "rules.toml"
@@ -123,14 +121,4 @@ class Rules(Model):
 
 def load_rules(pins: Path) -> Rules:
     """Read and validate pins/rules.toml. Raises PinsFault with every fault and its place."""
-    path = pins / FILE
-    try:
-        return Rules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PinsFault(f"{path} cannot be read.", cause=str(error)) from error
-    except ValidationError as error:
-        raise PinsFault(
-            f"{path} has {error.error_count()} fault(s).",
-            details=[describe(fault, Rules) for fault in error.errors()],
-            remedy="docs/lock.md describes the kinds of rules.",
-        ) from error
+    return read_model(pins / FILE, Rules, remedy="docs/lock.md describes the kinds of rules.")

@@ -12,6 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sm121.errors import CheckFailed
+
+FILE = "manifest.json"
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("manifest.schema.json")
 
@@ -109,6 +112,24 @@ class Manifest(Entry):
     tools: dict[str, str]
     wheels: tuple[WheelEntry, ...]
     checks: tuple[Check, ...]
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a wheelhouse, None if it has none.
+
+    Raises CheckFailed for a file that is not a manifest of this schema version.
+    """
+    file = folder / FILE
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckFailed(
+            f"{file} is no manifest of a wheelhouse that this version of sm121 knows.",
+            cause=str(error).partition("\n")[0],
+            remedy="Run `nox -s build` to make the wheelhouse anew.",
+        ) from error
 
 
 def render(manifest: Manifest) -> str:

@@ -18,10 +18,10 @@ from sm121.rules.model import FILE as RULES
 from sm121.rules.model import load_rules
 from sm121.wheelhouse.check import check_set
 from sm121.wheelhouse.describe import describe, tools, wheel_entry
-from sm121.wheelhouse.manifest import Check, Manifest, OriginalEntry, WheelEntry, render
+from sm121.wheelhouse.manifest import FILE as MANIFEST
+from sm121.wheelhouse.manifest import Check, OriginalEntry, WheelEntry, render
 from sm121.wheelhouse.sums import SUMS, listed, verify_sums, write_sums
 
-MANIFEST = "manifest.json"
 PYLOCK = "pylock.toml"
 INSTALLER = Path(__file__).with_name("install.py")
 
@@ -179,11 +179,3 @@ def guard_foreign(folder: Path) -> None:
             cause="a build replaces the whole folder, and these would be lost",
             remedy="Move them away, or build into another folder with --wheelhouse.",
         )
-
-
-def load_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a wheelhouse, None if there is none."""
-    try:
-        return Manifest.model_validate(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except OSError:
-        return None

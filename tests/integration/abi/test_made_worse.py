@@ -1,7 +1,5 @@
 """A wheelhouse with compiled components passes; made worse in each known way it fails, for that reason."""
 
-import hashlib
-import json
 import shutil
 import struct
 import zipfile
@@ -11,6 +9,7 @@ from make import TARGET, write_wheel
 
 from sm121.abi.policy.load import load_policy
 from sm121.abi.verify import verify
+from support.environments import listed, manifest_text
 
 pytestmark = [pytest.mark.network, pytest.mark.compiler, pytest.mark.timeout(1800)]
 
@@ -96,16 +95,16 @@ def check(tmp_path, family, layout):
         for wheel in family:
             (house / wheel.name).symlink_to(wheel)
         write_wheel(house, name, files)
-        manifest = {
-            "target": "linux-aarch64", "python": "3.12", "arch": "12.1a", "profile": "kernels",
-            "components": {"built": built, "left_out": {}}, "patches": [],
-            "wheels": [
-                {"filename": p.name, "sha256": p.resolve().parent.name if p.is_symlink()
-                 else hashlib.sha256(p.read_bytes()).hexdigest()}
-                for p in house.glob("*.whl")
-            ],
-        }  # fmt: skip
-        (house / "manifest.json").write_text(json.dumps(manifest))
+        # The family's are links into the cache, whose folders are named by the hash.
+        wheels = [
+            listed(p, p.resolve().parent.name if p.is_symlink() else "")
+            for p in house.glob("*.whl")
+        ]
+        text = manifest_text(
+            wheels, target="linux-aarch64", profile="kernels",
+            components={"built": built, "left_out": {}},
+        )  # fmt: skip
+        (house / "manifest.json").write_text(text)
         return verify(
             [house], policy=load_policy(), target=TARGET, arch="12.1a", cache=layout.cache
         )

@@ -28,8 +28,8 @@ from sm121.lock.resolve import REQUIREMENT_FILES, inputs_digest
 from sm121.pins.load import load_stack
 from sm121.repair.stage import RepairStage
 from sm121.repair.wheel import read_wheel
-from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest
-from sm121.wheelhouse.stage import WheelhouseStage, load_manifest
+from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, load_manifest
+from sm121.wheelhouse.stage import WheelhouseStage
 from support.servers import serve_index
 from support.stacks import minimal, write_stack
 from support.wheels import make_wheel

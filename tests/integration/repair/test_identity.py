@@ -20,7 +20,7 @@ def test_version_and_build_id(tmp_path: Path) -> None:
         library = tmp_path / f"{name}.so"
         compile_library(library, SOURCE, flags=[f"-Wl,--build-id={build}"])
         found.append(identify(library))
-    assert found == ["2.30.4, build id 1111", "2.30.4, build id 2222"]
+    assert found == ["2.30.4+cuda13.0, build id 1111", "2.30.4+cuda13.0, build id 2222"]
 
 
 def test_what_is_no_library_is_said_to_be_unreadable(tmp_path: Path) -> None:

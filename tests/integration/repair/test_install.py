@@ -14,8 +14,8 @@ from sm121 import proc
 from sm121.index import uv_binary
 from sm121.lock.pylock import LockedFile, make_lock, render_lock
 from sm121.repair.wheel import read_wheel
-from sm121.wheelhouse.manifest import Manifest
-from sm121.wheelhouse.stage import INSTALLER, load_manifest
+from sm121.wheelhouse.manifest import Manifest, load_manifest
+from sm121.wheelhouse.stage import INSTALLER
 from support.environments import family, sums, wheelhouse
 from support.wheels import make_wheel
 

@@ -16,6 +16,7 @@ from sm121.abi.table import _WORDS, bar, render_table
 from sm121.abi.verify import verify
 from sm121.errors import CheckFailed, PinsFault, UsageFault
 from sm121.rules.model import load_rules
+from support.environments import listed, manifest_text
 
 NAME = "vllm-0.26.0+sm121.kernels.1-cp311-abi3-linux_aarch64.whl"
 GOOD = {
@@ -28,14 +29,10 @@ COMPONENTS = {"built": ["spinloop", "_C_stable_libtorch"], "left_out": {}}
 def wheelhouse(folder, files=None, *, components=COMPONENTS, name=NAME):
     folder.mkdir(exist_ok=True)
     path = write_wheel(folder, name, files if files is not None else GOOD)
-    import hashlib
-
-    manifest = {
-        "schema_version": 1, "target": "linux-aarch64", "python": "3.12", "arch": "12.1a",
-        "profile": "kernels", "components": components, "patches": [],
-        "wheels": [{"filename": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}],
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = manifest_text(
+        [listed(path)], target="linux-aarch64", profile="kernels", components=components
+    )
+    (folder / "manifest.json").write_text(text)
     return folder
 
 

@@ -1,7 +1,6 @@
 """The end of a build: skipped when nothing changed, failing with a report when something is wrong."""
 
 import hashlib
-import json
 import shutil
 
 import pytest
@@ -14,6 +13,7 @@ from sm121.files import HashMemory
 from sm121.layout import Layout
 from sm121.pins.load import load_stack
 from sm121.pipeline import run_stages
+from support.environments import listed, manifest_text
 
 NAME = "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl"
 GOOD = elf([Sym(name="PyModule_Create2")], needed=["libc.so.6"])
@@ -69,14 +69,9 @@ def finish(context):
         if binary not in made:
             made[binary] = write_wheel(folder, NAME, {"vllm/spinloop.abi3.so": binary}).read_bytes()
         wheel.write_bytes(made[binary])
-        manifest = json.dumps(
-            {
-                "target": "linux-aarch64", "python": "3.12", "arch": "12.1a", "profile": "smoke",
-                "components": {"built": ["spinloop"], "left_out": {}}, "patches": [],
-                "wheels": [
-                    {"filename": NAME, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
-                ],
-            }
+        manifest = manifest_text(
+            [listed(wheel)], target="linux-aarch64", profile="smoke", complete=False,
+            components={"built": ["spinloop"], "left_out": {}},
         )  # fmt: skip
         (folder / "manifest.json").write_text(manifest)
         house.digest = hashlib.sha256(manifest.encode()).hexdigest()
