@@ -119,7 +119,9 @@ def clean(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: unit, integration and end to end (a real smoke build). Options are pytest's."""
     prepare(session, lock="dev")
-    session.run("python", "-m", "pytest", *session.posargs)
+    # Builds on one core, everything else on the other (groups: tests/conftest.py).
+    spread = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+    session.run("python", "-m", "pytest", *spread, *session.posargs)
 
 
 @nox.session

@@ -65,6 +65,8 @@ def run_setup(
                     "build", "--build-base", output,
                     "bdist_wheel", "--dist-dir", output / "dist", "--bdist-dir", output / "bdist",
                     "--py-limited-api", abi, "--plat-name", f"linux_{machine}",
+                    # What is read and written anew right after (compile/wheel.py) is not deflated.
+                    "--compression", "stored",
                 ],
                 cwd=tree, env=environment, log=log, on_line=on_line,
             )  # fmt: skip
