@@ -124,8 +124,7 @@ class Repository:
         try:
             self._repo = git.Repo(path)
         except (InvalidGitRepositoryError, NoSuchPathError):
-            path.mkdir(parents=True, exist_ok=True)
-            _Git(git.Git(path)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+            _create(path)
             self._repo = git.Repo(path)
         # Highest precedence: a .gitattributes inside a tree must not change its bytes.
         attributes = path / "info" / "attributes"
@@ -344,6 +343,16 @@ class Repository:
     def _index(self) -> Iterator[Mapping[str, str]]:
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+
+
+def _create(path: Path) -> None:
+    """Make an empty bare repository, under another name first: a killed init is no repository."""
+    remove_tree(path)
+    partial = path.with_name(f"{path.name}.partial")
+    remove_tree(partial)
+    partial.mkdir(parents=True)
+    _Git(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+    partial.rename(path)
 
 
 def _pipeline_author(date: datetime) -> Author:
