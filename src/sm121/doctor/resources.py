@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import shutil
@@ -145,7 +146,9 @@ def check_places(machine: Machine) -> Iterator[Check]:
         kind, options, source = mount_of(nearest(folder).resolve(), machine.read("/proc/mounts"))
         level: Level = "ok"
         cause = remedy = ""
-        if name == "build folder" and machine.compiles and "noexec" in options:
+        if not os.access(nearest(folder), os.W_OK | os.X_OK):
+            level, cause = "fault", f"{nearest(folder)} can't be written to by this user"
+        elif name == "build folder" and machine.compiles and "noexec" in options:
             level, cause = "fault", "mounted noexec: the toolkit's programs can't run there"
         elif kind in _REMOTE:
             level, cause = "warning", "a network file system: slow for thousands of small files"
@@ -153,7 +156,7 @@ def check_places(machine: Machine) -> Iterator[Check]:
             level, cause = "warning", "it lies in memory, which the compilers need"
         if cause:
             variable = "SM121_BUILD" if name == "build folder" else "SM121_CACHE"
-            remedy = f"Put it on a local disk: {variable}=/path."
+            remedy = f"Put it on a local disk that is yours: {variable}=/path."
         yield Check(
             name=name, found=f"{folder} on {kind or 'an unknown file system'} ({source or '?'})",
             build=level, run="not needed", cause=cause, remedy=remedy,

@@ -265,6 +265,18 @@ def test_twice_the_same_file(house: House, monkeypatch: pytest.MonkeyPatch) -> N
     assert house.manifest == manifest
 
 
+def test_no_compiler_is_needed(house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip
+    """Nothing but git is on PATH."""
+    git = shutil.which("git")
+    assert git is not None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").symlink_to(git)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    house.patch("repair", {"vllm/other.py": "x = 2\n"})
+    house.build()
+    assert house.read("vllm/other.py") == "x = 2\n"
+
+
 def test_second_run_does_nothing_and_still_says_what_is_not_needed(house: House) -> None:
     house.build()
     said = house.build()

@@ -73,6 +73,13 @@ def test_file_system_of_the_build_folder(
     assert bool(check.remedy) == (level != "ok")
 
 
+def test_folder_of_somebody_else(small: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.os, "access", lambda *_: False)
+    for check in check_places(Machine(context=small)):
+        assert (check.build, check.run) == ("fault", "not needed")
+        assert "can't be written to" in check.cause
+
+
 @pytest.mark.parametrize(
     ("free_gb", "build", "run"),
     [(500, "ok", "ok"), (9, "warning", "warning"), (3, "fault", "warning")],
