@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sm121.compile.stage import ABI, CompileStage, wheel_version
 from sm121.compile.wheel import check_wheel
 from sm121.context import Context, Results
-from sm121.errors import PinsFault, UsageFault
+from sm121.errors import UsageFault
 from sm121.fetch import Cache, fetch_locked
 from sm121.lock.pylock import LockedFile
 from sm121.lock.resolve import REQUIREMENT_FILES, load_checked
@@ -21,7 +21,7 @@ from sm121.overlay.metadata import (
     corrected_version_file,
     listed_requirements,
 )
-from sm121.overlay.plan import Change, Fate, plan
+from sm121.overlay.plan import Fate
 from sm121.overlay.release import (
     PACKAGE,
     VERSION_FILE,
@@ -32,9 +32,8 @@ from sm121.overlay.release import (
     platform_tag,
     read_release,
 )
+from sm121.overlay.series import fates_of, python_series
 from sm121.overlay.wheel import write_overlay
-from sm121.patches.series import load_series
-from sm121.patches.stage import series_folder
 from sm121.pins.model import OverlayPin, ReleaseWheel
 from sm121.source.stage import REPOSITORY
 
@@ -100,8 +99,8 @@ class OverlayStage:
         repository = Repository(context.layout.source / REPOSITORY)
         base = str(results["source"]["commit"])
         compared = compare(release, repository.blobs(base, PACKAGE), commit=base)
-        commit, patches = _series(context, results, repository, pin)
-        fates = _fates(repository, base, patches, release, pin)
+        commit, patches = python_series(context, results, repository, pin)
+        fates = fates_of(repository, base, patches, release, pin)
         changed = set(repository.changed_paths(base, commit))
         there = repository.blobs(commit, PACKAGE)
         inside = {path for fate in fates for path in fate.files} & changed
@@ -187,51 +186,6 @@ def _fetch(context: Context, pinned: ReleaseWheel) -> Path:
         [file], target=context.runtime, cache=Cache(context.layout.cache, context.memory),
         offline=context.options.offline, ui=context.ui,
     )[file.sha256]  # fmt: skip
-
-
-def _series(
-    context: Context, results: Results, repository: Repository, pin: OverlayPin
-) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Commit and patches to take Python from: the patch stage's, or a series without those that
-    the pins leave out whole."""
-    if not pin.left_out:
-        return str(results["patch"]["commit"]), results["patch"]["patches"]
-    from sm121.patches.apply import apply_series
-
-    series = load_series(series_folder(context))
-    if unknown := sorted(set(pin.left_out) - {patch.name for patch in series}):
-        raise PinsFault(
-            f"overlay.left-out names {', '.join(unknown)}.", cause="the series has no such patch",
-            remedy="Correct the name in stack.toml, or remove the line.",
-        )  # fmt: skip
-    kept = [patch for patch in series if patch.name not in pin.left_out]
-    applied = apply_series(repository, str(results["source"]["commit"]), kept)
-    repository.point(f"refs/sm121/overlay/{context.stack_name}", applied.commit)
-    return applied.commit, [asdict(patch) for patch in applied.patches]
-
-
-def _fates(
-    repository: Repository, base: str, patches: Sequence[Mapping[str, Any]], release: Release,
-    pin: OverlayPin,
-) -> list[Fate]:  # fmt: skip
-    parent = base
-    changes: list[Change] = []
-    upstreamed: list[Fate] = []
-    added: set[str] = set()
-    for patch in patches:
-        if patch["status"] == "upstreamed":
-            upstreamed.append(Fate(name=patch["name"], status="upstreamed", not_applied={}))
-            continue
-        files = tuple(repository.changed_paths(parent, patch["commit"]))
-        before = repository.blobs(parent, PACKAGE)
-        added |= {path for path in files if path not in before}
-        changes.append(Change(name=patch["name"], files=files))
-        parent = patch["commit"]
-    left_out = [
-        Fate(name=name, status="left out", not_applied={}, reason=why)
-        for name, why in pin.left_out.items()
-    ]
-    return [*plan(changes, wheel=release.sizes, added=added, pin=pin), *upstreamed, *left_out]
 
 
 def _tell(
