@@ -110,6 +110,16 @@ def shell(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Is this machine able to build, or to run, this? Changes nothing.
+
+    Options: --for build|run, --profile NAME, --target, --stack NAME, --with-deps, --offline,
+    --env PATH, --json [FILE], --report [FILE].
+    """
+    verb(session, "doctor")
+
+
+@nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """What takes how much disk; with names, `unused` or `all`: free it."""
     verb(session, "clean")

@@ -31,6 +31,7 @@ VERBS = {
     "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "verify-abi": Verb("verify_abi", "prove that binaries fit, without a GPU or the target"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
+    "doctor": Verb("doctor", "is this machine able to build, or to run, this?"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),
 }
 

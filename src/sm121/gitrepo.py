@@ -159,6 +159,20 @@ class Repository:
         except ToolFailed:
             return None
 
+    def read_bytes(self, ref: str, path: str) -> bytes:
+        """A file's content at a commit, byte for byte."""
+        content = self._git.cat_file(
+            "blob", f"{ref}:{path}", stdout_as_string=False, strip_newline_in_stdout=False
+        )
+        assert isinstance(content, bytes)
+        return content
+
+    def blobs(self, commit: str, folder: str) -> dict[str, str]:
+        """Regular files below a folder (with a trailing slash): path → git's blob id."""
+        output = str(self._git.ls_tree("-r", "-z", "--full-tree", commit, "--", folder))
+        rows = [row.partition("\t") for row in output.split("\0") if row]
+        return {path: facts.split()[2] for facts, _, path in rows if facts.startswith("100")}
+
     def changed_paths(self, old: str, new: str) -> list[str]:
         output = str(self._git.diff("--name-only", "--no-renames", "-z", old, new))
         return [name for name in output.split("\0") if name]

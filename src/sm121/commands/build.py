@@ -7,6 +7,7 @@ import time
 
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
+from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 from sm121.state import State, exclusive
 from sm121.ui import Ui, human_bytes, human_seconds
@@ -37,7 +38,9 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]
-        stages = stages[: names.index(verb) + 1]
+        # What makes the wheel in profile overlay is the stage of that name.
+        last = verb if verb in names else "overlay"
+        stages = stages[: names.index(last) + 1]
     if arguments.dry_run:
         run_stages(context, stages, dry_run=True)
         return 0
@@ -85,17 +88,23 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
         return
     manifest = load_manifest(layout.wheelhouse)
     assert manifest is not None
-    compiled = State.load(layout.state).records.get(
-        f"compile/{context.key}-{context.options.profile}"
+    records = State.load(layout.state).records
+    stage = (
+        f"overlay/{context.key}"
+        if context.options.profile == OVERLAY
+        else f"compile/{context.key}-{context.options.profile}"
     )
+    made = records.get(stage)
     ui.say()
     ui.table(
-        ("wheel", "size", "compiled in", "sha256"),
+        ("wheel", "size", "made in", "sha256"),
         [
             (
                 wheel.filename,
                 human_bytes(wheel.size),
-                human_seconds(compiled.seconds) if compiled and wheel.origin == "built" else "-",
+                human_seconds(made.seconds)
+                if made and wheel.origin in ("built", "overlay")
+                else "-",
                 wheel.sha256,
             )
             for wheel in manifest.wheels
@@ -109,7 +118,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
             f"  and {len(fetched)} wheels as the index has them; {human_bytes(total)} in all, "
             "listed in manifest.json"
         )
-    ui.say(f"  built:    {', '.join(manifest.components.built)}")
+    what = "upstream's: " if context.options.profile == OVERLAY else "built:    "
+    ui.say(f"  {what}{', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     for check in manifest.checks:
         if check.verdict != "passed":
