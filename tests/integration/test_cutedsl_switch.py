@@ -51,8 +51,13 @@ def under(name: str, packages: Sequence[str]) -> bool:
 # --- cutting code out of sources ----------------------------------------------------
 
 
-@functools.cache
 def parsed(path: Path) -> ast.Module:
+    """The same objects each time, unless the file is another (pytest reuses names of folders)."""
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _parsed(path: Path, _written: int) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -11,6 +11,7 @@ from sm121.compile.stage import CompileStage, make_tools
 from sm121.context import Context, Results
 from sm121.errors import PatchFailed, ToolFailed
 from sm121.files import remove_tree, sha256_text
+from sm121.patches.stage import series_folder
 from sm121.source.stage import REPOSITORY
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class ConfigureStage(CompileStage):
                     f"{name}.patch leaves a tree that does not configure for {context.arch}.",
                     details=failure.details,
                     cause=failure.cause,
-                    remedy=f"Correct {name}.patch and run the same command again.",
+                    remedy=f"Edit {series_folder(context) / name}.patch, then the same command.",
                 ) from failure
             context.ui.say(
                 f"       configured  after {name}: {sum(objects[name].values())} objects"
