@@ -117,12 +117,14 @@ def run_configure(
             cause=f"the whole output is in {log}",
         ) from failure
     folder = Path(lines[-1].removeprefix("sm121 configured "))
-    objects = re.findall(
-        r"^build CMakeFiles/(\w+)\.dir/\S+\.o: C",
-        (folder / "build.ninja").read_text(),
-        re.MULTILINE,
-    )
-    return dict(sorted(Counter(objects).items()))
+    return count_objects((folder / "build.ninja").read_text())
+
+
+def count_objects(rules: str) -> dict[str, int]:
+    """Number of compiled objects of each target in a build.ninja of CMake's, those of projects
+    in subdirectories included."""
+    targets = re.findall(r"^build (?:\S+/)?CMakeFiles/(\w+)\.dir/\S+\.o: C", rules, re.MULTILINE)
+    return dict(sorted(Counter(targets).items()))
 
 
 def _build_arguments(output: Path) -> list[str | Path]:
