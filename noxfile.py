@@ -59,7 +59,10 @@ def source(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def patch(session: nox.Session) -> None:
-    """Only apply the patch series; `-- --check` lints it."""
+    """Only apply the patch series; `-- --check`: is each patch fit to be sent, and to be built?
+
+    Options: --check, --profile NAME (whose components --check configures), --stack NAME, --offline.
+    """
     verb(session, "patch")
 
 

@@ -24,7 +24,11 @@ class Verb:
 VERBS = {
     "build": Verb("build", "everything from pins to a wheelhouse; skips what is up to date"),
     "source": Verb("build", "only make pristine upstream ready", "configure_source"),
-    "patch": Verb("build", "only apply the series; --check lints it", "configure_patch"),
+    "patch": Verb(
+        "build",
+        "only apply the series; --check: is it fit to be sent and built?",
+        "configure_patch",
+    ),
     "compile": Verb("build", "only up to the built wheel"),
     "wheelhouse": Verb("build", "up to the wheelhouse, without verifying it"),
     "lock": Verb("lock", "resolve the pins to hashed files; --check compares"),

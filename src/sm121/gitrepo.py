@@ -8,9 +8,10 @@ configuration: identity, dates and attributes are fixed, hooks and system config
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -176,6 +177,18 @@ class Repository:
     def changed_paths(self, old: str, new: str) -> list[str]:
         output = str(self._git.diff("--name-only", "--no-renames", "-z", old, new))
         return [name for name in output.split("\0") if name]
+
+    def listing(self, ref: str, paths: Iterable[str]) -> str:
+        """git's lines (mode, type, id, name) of every file at or below these paths."""
+        return str(self._git.ls_tree("-r", ref, "--", *paths))
+
+    def whitespace_faults(self, old: str, new: str) -> list[str]:
+        """What `git diff --check` says of added lines: blanks at a line's or a file's end,
+        conflict markers. As 'file:line: fault.'."""
+        _, output, _ = self._git.diff(
+            "--check", "--no-renames", old, new, with_extended_output=True, with_exceptions=False
+        )
+        return [line for line in str(output).splitlines() if re.match(r"[^+-].*:\d+: ", line)]
 
     # -- writing ----------------------------------------------------------------------
 

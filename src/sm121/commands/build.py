@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from sm121.commands.check import check_context, check_series
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
 from sm121.pins.model import OVERLAY
@@ -27,7 +28,15 @@ def configure_source(parser: argparse.ArgumentParser) -> None:
 def configure_patch(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     parser.add_argument(
-        "--check", action="store_true", help="lint the series: headers, offsets, syntax"
+        "--check",
+        action="store_true",
+        help="is each patch fit to be sent? headers, offsets, syntax, upstream's style, and a "
+        "configure after each (prepares toolchain and toolkit)",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="with --check: whose components are configured (default: the profile with most)",
     )
 
 
@@ -35,6 +44,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
+    if verb == "patch" and arguments.check and not arguments.profile:
+        context = check_context(context)
     stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]
@@ -48,34 +59,22 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     with exclusive(context.layout.build, f"nox -s {verb}"):
         results, ran = run_stages(context, stages, force=[verb] if verb == "patch" else [])
         if verb == "patch":
-            show_series(context, results, check=arguments.check)
+            show_series(context, results)
+            if arguments.check:
+                check_series(context, results)
         context.memory.save()
         if verb in ("build", "wheelhouse"):
             summary(context, results, ran=ran, seconds=time.monotonic() - started)
     return 0
 
 
-def show_series(context: Context, results: Results, *, check: bool) -> None:
-    """The series as a table: patch, state, commit, upstream status; and the lint's verdict."""
+def show_series(context: Context, results: Results) -> None:
+    """The series as a table: patch, state, commit, upstream status."""
     patches = results["patch"]["patches"]
     context.ui.table(
         ("patch", "state", "commit", "upstream status"),
         [(p["name"], p["status"], p["commit"][:12] or "-", p["upstream_status"]) for p in patches],
     )
-    if not check:
-        return
-    from sm121.gitrepo import Repository
-    from sm121.patches.apply import apply_series
-    from sm121.patches.lint import lint_series
-    from sm121.patches.series import load_series
-    from sm121.patches.stage import series_folder
-    from sm121.source.stage import REPOSITORY
-
-    repository = Repository(context.layout.source / REPOSITORY)
-    series = load_series(series_folder(context))
-    applied = apply_series(repository, str(results["source"]["commit"]), series)
-    for line in lint_series(repository, series, applied):
-        context.ui.say(f"   ok  {line}")
 
 
 def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:
