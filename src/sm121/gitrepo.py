@@ -131,11 +131,7 @@ class Repository:
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text("* -text -filter -ident -working-tree-encoding -eol\n")
-        with self._repo.config_writer() as config:
-            for key, value in _SETTINGS.items():
-                section, option = key.split(".")
-                config.set_value(section, option, value)
-        self._repo.git.update_environment(**_ISOLATION, **proc.mark())
+        self._repo.git.update_environment(**_ISOLATION, **_settings(), **proc.mark())
         self._git = _Git(self._repo.git)
 
     def close(self) -> None:
@@ -370,6 +366,15 @@ class Repository:
     def _index(self) -> Iterator[Mapping[str, str]]:
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+
+
+def _settings() -> dict[str, str]:
+    """_SETTINGS as git-config(1) takes them from the environment: no file that a kill can halve."""
+    variables = {"GIT_CONFIG_COUNT": str(len(_SETTINGS))}
+    for number, (key, value) in enumerate(_SETTINGS.items()):
+        variables[f"GIT_CONFIG_KEY_{number}"] = key
+        variables[f"GIT_CONFIG_VALUE_{number}"] = value
+    return variables
 
 
 def _create(path: Path) -> None:

@@ -86,6 +86,16 @@ def test_git_makes_it_under_another_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == [True]
 
 
+def test_an_existing_repository_is_opened_without_writing_its_config(tmp_path: Path) -> None:
+    """A run killed while it wrote would leave half a file, and half of `core.bare`."""
+    config = Repository(tmp_path / "own.git").path / "config"
+    config.chmod(0o444)
+    before = config.stat()
+    repository = Repository(tmp_path / "own.git")
+    assert bring(repository, fill(tmp_path / "tree"))
+    assert (config.stat().st_ino, config.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 # --- import and export --------------------------------------------------------------
 
 

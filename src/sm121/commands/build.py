@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
-    if verb == "patch" and arguments.check and not arguments.profile:
-        context = check_context(context)
+    if verb == "patch" and arguments.check:
+        context = check_context(context, arguments.profile)
     stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]

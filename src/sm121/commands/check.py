@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sm121.context import Context, Results
+from sm121.errors import UsageFault
+from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 
 
-def check_context(context: Context) -> Context:
-    """The context with the profile of the most components: it reads most of upstream's CMake."""
-    profiles = context.stack.profiles
-    widest = max(profiles, key=lambda name: len(profiles[name].components))
+def check_context(context: Context, asked: str | None) -> Context:
+    """The context with the profile that is asked for, else with the one of the most components:
+    it reads most of upstream's CMake. Raises UsageFault for a profile that compiles nothing."""
+    compiled = {n: p for n, p in context.stack.profiles.items() if n != OVERLAY}
+    if asked == OVERLAY:
+        raise UsageFault(
+            f"Profile {OVERLAY} compiles nothing, so there is nothing to configure.",
+            remedy=f"Choose one of {', '.join(compiled)}, or leave --profile out.",
+        )
+    widest = asked or max(compiled, key=lambda name: len(compiled[name].components))
     return replace(context, options=replace(context.options, profile=widest))
 
 
