@@ -665,7 +665,8 @@ def test_padding_requests_hang_top_k(
     """Compressed by 4, -1 is still -1, and -1 as uint32 is above the radix threshold."""
     assert patched[name]["seq_lens"][-1] == [0, 0]
     if name in FIXED_UPSTREAM[stack_name]:
-        assert pristine[name] == patched[name]
+        assert faults(ALL[name], pristine[name]) == []
+        assert pristine[name]["seq_lens"][-1] == [0, 0]
     else:
         assert pristine[name]["seq_lens"][-1] == [-1, 0]
         assert pristine[name]["error"] == f"assertion: {error}"
