@@ -58,6 +58,34 @@ def content(folder: Path) -> dict[str, bytes | str]:
     }
 
 
+# --- making one ---------------------------------------------------------------------
+
+
+def test_a_killed_init_is_no_repository(tmp_path: Path) -> None:
+    """HEAD written, its content not yet: GitPython takes that for a repository, git does not."""
+    half = tmp_path / "own.git.partial"
+    for folder in ("objects", "refs"):
+        (half / folder).mkdir(parents=True)
+    (half / "HEAD").touch()
+    repository = Repository(tmp_path / "own.git")
+    assert bring(repository, fill(tmp_path / "tree"))
+    assert not half.exists()
+
+
+def test_git_makes_it_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill at any point of `git init` leaves is not where a repository is looked for."""
+    seen: list[bool] = []
+    rename = Path.rename
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append((self / "HEAD").is_file() and not target.exists())
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    Repository(tmp_path / "own.git")
+    assert seen == [True]
+
+
 # --- import and export --------------------------------------------------------------
 
 
