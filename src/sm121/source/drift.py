@@ -16,6 +16,12 @@ from sm121.pins.model import SourcePin
 
 _SET = re.compile(r"^\s*set\(\s*(\w+)\s+\"?([^\s\"\)]+)\"?", re.MULTILINE | re.IGNORECASE)
 _PAIR = re.compile(r"GIT_REPOSITORY\s+(\S+)(?:\s+#[^\n]*)*\s+GIT_TAG\s+([^\s\)]+)", re.IGNORECASE)
+# `if` without another one inside, on the device that is built for: what holds for CUDA is kept.
+_OTHER_DEVICE = re.compile(
+    r"^[ \t]*if\s*\(\s*VLLM_TARGET_DEVICE\s+STREQUAL\s+\"(?!cuda\")\w+\"\s*\)"
+    r"(?:(?!\bif\s*\().)*?(?:\belse\s*\(\s*\)(?P<rest>(?:(?!\bif\s*\().)*?))?\bendif\s*\([^)]*\)",
+    re.MULTILINE | re.IGNORECASE | re.DOTALL,
+)
 _FILES = re.compile(r"^(CMakeLists\.txt|cmake/external_projects/[^/]+\.cmake)$")
 
 
@@ -29,11 +35,22 @@ class Fetched:
 
 
 def declared_sources(text: str, file: str) -> list[Fetched]:
-    """All GIT_REPOSITORY/GIT_TAG pairs of one CMake file, variables of the same file expanded."""
-    variables = dict(_SET.findall(text))
+    """All GIT_REPOSITORY/GIT_TAG pairs that a CUDA build gets from one CMake file.
+
+    Variables of the same file are expanded. One that is set to different values is not: which
+    of them holds can't be told here, and a pair with `${NAME}` in it agrees with no pin.
+    """
+    text = _OTHER_DEVICE.sub(lambda m: m["rest"] or "", text)
+    values: dict[str, set[str]] = {}
+    for name, value in _SET.findall(text):
+        values.setdefault(name, set()).add(value)
 
     def expand(value: str) -> str:
-        return re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value.strip('"'))
+        return re.sub(
+            r"\$\{(\w+)\}",
+            lambda m: next(iter(found)) if len(found := values.get(m[1], ())) == 1 else m[0],
+            value.strip('"'),
+        )
 
     return [
         Fetched(file=file, repository=_repository(expand(url)), ref=expand(ref))
