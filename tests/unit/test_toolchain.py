@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from sm121.compile import toolchain
-from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
+from sm121.compile.toolchain import (
+    NVCC_PREFIX_MAP,
+    Tools,
+    build_environment,
+    compiler_cache,
+    toolchain_text,
+)
 from sm121.toolkit.machine import Compilers
 
 HOME = Path(tempfile.mkdtemp(prefix="sm121-home-"))
@@ -110,6 +116,9 @@ def environment(**changes: object) -> dict[str, str]:
         "home": HOME,
         "sources": {"VLLM_CUTLASS_SRC_DIR": Path("/b/cutlass")},
         "ccache_dir": Path("/c/ccache"),
+        "replaced": ("vllm", "cuda"),
+        "ninja": Path("/b/ninja"),
+        "settings": Path("/b/log/launch.json"),
         **changes,
     }
     return build_environment(tools("aarch64"), **arguments)  # type: ignore[arg-type]
@@ -157,6 +166,34 @@ def test_compiler_cache_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert "CCACHE_DISABLE" not in environment()
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     assert environment()["CCACHE_DISABLE"] == "1"
+
+
+def test_cache_key_holds_what_paths_are_replaced_by_and_not_the_paths() -> None:
+    """cases.md 23. The prefix maps are left out of the key, so the names must be in it."""
+    first, renamed = environment(), environment(replaced=("vllm", "nvidia"))
+    assert first["CCACHE_IGNOREOPTIONS"] == f"{NVCC_PREFIX_MAP}*"
+    assert NVCC_PREFIX_MAP in toolchain_text(
+        tools("aarch64"), prefixes={Path("/b"): "b"}, variables={}
+    )
+    assert first["CCACHE_NAMESPACE"] != renamed["CCACHE_NAMESPACE"]
+    assert first["CCACHE_NAMESPACE"] == environment(replaced=("cuda", "vllm"))["CCACHE_NAMESPACE"]
+
+
+def test_store_that_machines_share_is_the_users_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "CCACHE_REMOTE_STORAGE" not in environment()
+    monkeypatch.setenv("CCACHE_REMOTE_STORAGE", "file:/nfs/ccache")
+    assert environment()["CCACHE_REMOTE_STORAGE"] == "file:/nfs/ccache"
+
+
+def test_launcher_and_sorted_ninja_are_what_cmake_uses() -> None:
+    text = toolchain_text(
+        tools("aarch64"), prefixes={}, variables={}, launcher=["/p", "-IS", "/l.py"]
+    )
+    for language in ("C", "CXX", "CUDA"):
+        name = f"CMAKE_{language}_COMPILER_LAUNCHER"
+        assert f"set({name} /p -IS /l.py $CACHE{{{name}}})" in text
+    assert environment()["CMAKE_ARGS"] == "-DCMAKE_MAKE_PROGRAM=/b/ninja"
+    assert environment()["SM121_LAUNCH"] == "/b/log/launch.json"
 
 
 def test_system_folders_are_always_on_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sm121.compile.build import run_setup
-from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile.cost import show_cost
+from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.launching import prepare
+from sm121.compile.memory import available_memory
 from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
 from sm121.compile.wheel import canonical_wheel, check_wheel
 from sm121.context import Context, Results
@@ -107,11 +110,9 @@ class CompileStage:
         """The environment that setup.py gets; `shell` gives the same to a person."""
         work = self.work(context)
         jobs = choose_jobs(
-            asked=context.options.jobs,
-            memory_per_job_gib=context.profile.memory_per_job_gib,
-            cores=usable_cores(),
-            available=available_memory(),
+            asked=context.options.jobs, cores=usable_cores(), available=available_memory()
         )
+        launching = prepare(context, work=work, environment=tools.environment, jobs=jobs)
         prefixes = {
             self.tree(context): "vllm",
             tools.cuda: "cuda",
@@ -119,6 +120,7 @@ class CompileStage:
             tools.python_include: "python",
             work: "build",
         }
+        replaced = tuple(prefixes.values())
         pins = context.stack.sources
         sources = {
             name: Path(source["path"])
@@ -132,7 +134,9 @@ class CompileStage:
         }
         context.ui.say(f"       jobs        {jobs.reason}")
         toolchain = work / "toolchain.cmake"
-        text = toolchain_text(tools, prefixes=prefixes, variables=variables)
+        text = toolchain_text(
+            tools, prefixes=prefixes, variables=variables, launcher=launching.command
+        )
         if not toolchain.is_file() or toolchain.read_text() != text:
             write_atomic(toolchain, text)
         environment = build_environment(
@@ -147,6 +151,9 @@ class CompileStage:
             home=work / "home",
             sources={pins[name].env: folder for name, folder in sources.items()},
             ccache_dir=context.layout.cache / "ccache",
+            replaced=replaced,
+            ninja=launching.ninja,
+            settings=launching.settings,
         )
         environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
         return environment
@@ -207,12 +214,13 @@ class CompileStage:
             if old != final:
                 old.unlink()
         canonical_wheel(built.wheel, final, epoch=int(environment["SOURCE_DATE_EPOCH"]))
-        context.ui.say(f"       objects     {built.objects} compiled")
+        cost = show_cost(context, output, built=built.objects)
         return {
             "wheel": final.name,
             "sha256": context.memory.sha256(final),
             "version": version,
             "objects": built.objects,
+            "cost": cost,
             "jobs": jobs,
             "compiler_cache": compiler_cache(environment["PATH"]) or "none",
             "libraries": {
