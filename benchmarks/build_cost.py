@@ -201,6 +201,9 @@ def run_both(folder: Path, profile: str) -> None:
             for series in copy.glob("patches/vllm/*/series"):
                 lines = [x for x in series.read_text().splitlines() if x in STOCK_PATCHES]
                 series.write_text("".join(f"{x}\n" for x in lines))
+                for patch in series.parent.glob("*.patch"):
+                    if patch.name not in lines:
+                        patch.unlink()
         environment = {
             **os.environ, "PYTHONPATH": str(copy / "src"), "CCACHE_DISABLE": "1",
             "SM121_BUILD": str(copy / "build"),
