@@ -209,3 +209,12 @@ def test_ccache_answers_as_without_us_and_says_so(launch: Launch) -> None:
     # A hit tells nothing of what a compile needs.
     assert known_costs(launch.records)["x.o"].cpu == launch.records[2].cpu
     assert not list((launch.place.folder / "budget").glob("*.ccache"))
+
+
+def test_two_nodes_share_a_store(launch: Launch) -> None:
+    """Each has a cache of its own; what the first one compiled, the second one gets from the store."""
+    store = {"CCACHE_REMOTE_STORAGE": f"file:{launch.folder}/store"}
+    for node in ("spark-1", "spark-2"):
+        argv = ("ccache", "gcc", "-c", "x.c", "-o", "x.o")
+        launch.run(*argv, CCACHE_DIR=str(launch.folder / node), **store)
+    assert [r.cache for r in launch.records] == ["miss", "hit"]
