@@ -8,6 +8,7 @@ from pathlib import Path
 from sm121.compile import launcher, order
 from sm121.compile.jobs import Jobs
 from sm121.compile.records import (
+    Cost,
     CostFolder,
     known_costs,
     new_run,
@@ -34,20 +35,24 @@ def cost_folder(context: Context) -> CostFolder:
     return CostFolder(folder=context.layout.log / context.key)
 
 
+def costs_of(context: Context) -> dict[str, Cost]:
+    """What objects are known to cost: by builds in this folder, else by the stack's costs.json."""
+    return {
+        **shipped_costs(context.layout.pins / context.stack_name),
+        **known_costs(read_records(cost_folder(context).records)),
+    }
+
+
 def prepare(context: Context, *, work: Path, environment: Path, jobs: Jobs) -> Launching:
     """Write the settings of one build and the program that sorts build.ninja.
 
-    What an object needs is known from earlier builds here, else from those that the stack's
-    costs.json tells of; else it is taken to need the profile's memory-per-job-gib.
+    An object that nothing is known of is taken to need the profile's memory-per-job-gib.
     """
     place = cost_folder(context)
     write_settings(
         place,
         run=new_run(),
-        costs={
-            **shipped_costs(context.layout.pins / context.stack_name),
-            **known_costs(read_records(place.records)),
-        },
+        costs=costs_of(context),
         memory=jobs.memory,
         default=int(context.profile.memory_per_job_gib * (1 << 30)),
     )

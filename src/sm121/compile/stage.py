@@ -10,7 +10,7 @@ from typing import Any
 from sm121.compile.build import run_setup
 from sm121.compile.cost import show_cost
 from sm121.compile.jobs import choose_jobs, usable_cores
-from sm121.compile.launching import prepare
+from sm121.compile.launching import costs_of, prepare
 from sm121.compile.memory import available_memory
 from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
 from sm121.compile.wheel import canonical_wheel, check_wheel
@@ -193,6 +193,7 @@ class CompileStage:
             jobs=jobs,
             log=context.log(self.name),
             ui=context.ui,
+            seconds={name: cost.cpu for name, cost in costs_of(context).items()},
             shell_options=f"--profile {context.options.profile} --target {context.options.target}",
         )
         # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
