@@ -59,7 +59,10 @@ def source(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def patch(session: nox.Session) -> None:
-    """Only apply the patch series; `-- --check` lints it."""
+    """Only apply the patch series; `-- --check`: is each patch fit to be sent, and to be built?
+
+    Options: --check, --profile NAME (whose components --check configures), --stack NAME, --offline.
+    """
     verb(session, "patch")
 
 
@@ -110,6 +113,16 @@ def shell(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def doctor(session: nox.Session) -> None:
+    """Is this machine able to build, or to run, this? Changes nothing.
+
+    Options: --for build|run, --profile NAME, --target, --stack NAME, --with-deps, --offline,
+    --env PATH, --json [FILE], --report [FILE].
+    """
+    verb(session, "doctor")
+
+
+@nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """What takes how much disk; with names, `unused` or `all`: free it."""
     verb(session, "clean")
@@ -119,7 +132,9 @@ def clean(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: unit, integration and end to end (a real smoke build). Options are pytest's."""
     prepare(session, lock="dev")
-    session.run("python", "-m", "pytest", *session.posargs)
+    # Builds on one core, everything else on the other (groups: tests/conftest.py).
+    spread = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+    session.run("python", "-m", "pytest", *spread, *session.posargs)
 
 
 @nox.session

@@ -27,6 +27,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED_CACHE = Path(os.environ.get("SM121_CACHE", ROOT / "build" / "cache")).resolve()
 
 
+# Tests that share something costly (a build, a real set of wheels, the release's tree) stay on
+# one worker of xdist, the longest group first; what is in none goes wherever there is room.
+GROUPS = {
+    "build": {"built", "new_checkout"},
+    "abi": {"tools", "target_root"},
+    "series": {"real", "sdist"},
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests for `--dist loadgroup`; a group's tests keep their order."""
+    order = [*GROUPS, None]
+    group_of: dict[str, str | None] = {}
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        group = next((name for name, fixtures in GROUPS.items() if fixtures & used), None)
+        group_of[item.nodeid] = group
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: order.index(group_of[item.nodeid]))
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the person running the tests has set may decide a result."""

@@ -24,13 +24,18 @@ class Verb:
 VERBS = {
     "build": Verb("build", "everything from pins to a wheelhouse; skips what is up to date"),
     "source": Verb("build", "only make pristine upstream ready", "configure_source"),
-    "patch": Verb("build", "only apply the series; --check lints it", "configure_patch"),
+    "patch": Verb(
+        "build",
+        "only apply the series; --check: is it fit to be sent and built?",
+        "configure_patch",
+    ),
     "compile": Verb("build", "only up to the built wheel"),
     "wheelhouse": Verb("build", "up to the wheelhouse, without verifying it"),
     "lock": Verb("lock", "resolve the pins to hashed files; --check compares"),
     "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "verify-abi": Verb("verify_abi", "prove that binaries fit, without a GPU or the target"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
+    "doctor": Verb("doctor", "is this machine able to build, or to run, this?"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),
 }
 

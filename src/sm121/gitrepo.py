@@ -8,9 +8,10 @@ configuration: identity, dates and attributes are fixed, hooks and system config
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -124,18 +125,13 @@ class Repository:
         try:
             self._repo = git.Repo(path)
         except (InvalidGitRepositoryError, NoSuchPathError):
-            path.mkdir(parents=True, exist_ok=True)
-            _Git(git.Git(path)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+            _create(path)
             self._repo = git.Repo(path)
         # Highest precedence: a .gitattributes inside a tree must not change its bytes.
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text("* -text -filter -ident -working-tree-encoding -eol\n")
-        with self._repo.config_writer() as config:
-            for key, value in _SETTINGS.items():
-                section, option = key.split(".")
-                config.set_value(section, option, value)
-        self._repo.git.update_environment(**_ISOLATION, **proc.mark())
+        self._repo.git.update_environment(**_ISOLATION, **_settings(), **proc.mark())
         self._git = _Git(self._repo.git)
 
     def close(self) -> None:
@@ -160,9 +156,35 @@ class Repository:
         except ToolFailed:
             return None
 
+    def read_bytes(self, ref: str, path: str) -> bytes:
+        """A file's content at a commit, byte for byte."""
+        content = self._git.cat_file(
+            "blob", f"{ref}:{path}", stdout_as_string=False, strip_newline_in_stdout=False
+        )
+        assert isinstance(content, bytes)
+        return content
+
+    def blobs(self, commit: str, folder: str) -> dict[str, str]:
+        """Regular files below a folder (with a trailing slash): path → git's blob id."""
+        output = str(self._git.ls_tree("-r", "-z", "--full-tree", commit, "--", folder))
+        rows = [row.partition("\t") for row in output.split("\0") if row]
+        return {path: facts.split()[2] for facts, _, path in rows if facts.startswith("100")}
+
     def changed_paths(self, old: str, new: str) -> list[str]:
         output = str(self._git.diff("--name-only", "--no-renames", "-z", old, new))
         return [name for name in output.split("\0") if name]
+
+    def listing(self, ref: str, paths: Iterable[str]) -> str:
+        """git's lines (mode, type, id, name) of every file at or below these paths."""
+        return str(self._git.ls_tree("-r", ref, "--", *paths))
+
+    def whitespace_faults(self, old: str, new: str) -> list[str]:
+        """What `git diff --check` says of added lines: blanks at a line's or a file's end,
+        conflict markers. As 'file:line: fault.'."""
+        _, output, _ = self._git.diff(
+            "--check", "--no-renames", old, new, with_extended_output=True, with_exceptions=False
+        )
+        return [line for line in str(output).splitlines() if re.match(r"[^+-].*:\d+: ", line)]
 
     # -- writing ----------------------------------------------------------------------
 
@@ -344,6 +366,25 @@ class Repository:
     def _index(self) -> Iterator[Mapping[str, str]]:
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+
+
+def _settings() -> dict[str, str]:
+    """_SETTINGS as git-config(1) takes them from the environment: no file that a kill can halve."""
+    variables = {"GIT_CONFIG_COUNT": str(len(_SETTINGS))}
+    for number, (key, value) in enumerate(_SETTINGS.items()):
+        variables[f"GIT_CONFIG_KEY_{number}"] = key
+        variables[f"GIT_CONFIG_VALUE_{number}"] = value
+    return variables
+
+
+def _create(path: Path) -> None:
+    """Make an empty bare repository, under another name first: a killed init is no repository."""
+    remove_tree(path)
+    partial = path.with_name(f"{path.name}.partial")
+    remove_tree(partial)
+    partial.mkdir(parents=True)
+    _Git(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+    partial.rename(path)
 
 
 def _pipeline_author(date: datetime) -> Author:

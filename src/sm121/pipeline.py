@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.context import Context, Results, Stage
+from sm121.pins.model import OVERLAY
 from sm121.state import Record, State, fingerprint, why_changed
 from sm121.ui import human_seconds
 
@@ -19,23 +20,33 @@ def all_stages(context: Context) -> list[Stage]:
     """The stages of a build, in the order in which data flows; only those with work to do."""
     from sm121.abi.stage import VerifyStage
     from sm121.compile.stage import CompileStage
+    from sm121.overlay.stage import OverlayStage
     from sm121.patches.stage import PatchStage
     from sm121.repair.stage import RepairStage
     from sm121.source.stage import SourceStage, ThirdPartyStage
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
 
+    making: list[Stage] = [EnvironmentStage(), ToolkitStage(), CompileStage()]
+    if context.options.profile == OVERLAY:
+        making = [OverlayStage()]
     return [
         SourceStage(),
         PatchStage(),
         *([ThirdPartyStage()] if context.profile.sources else []),
-        EnvironmentStage(),
-        ToolkitStage(),
-        CompileStage(),
+        *making,
         *([RepairStage()] if context.options.with_deps else []),
         WheelhouseStage(),
         VerifyStage(),
     ]
+
+
+# What the overlay has no need of, by stage, and why; said in every run of it.
+NOT_FOR_OVERLAY = {
+    "environment": "not needed: nothing is compiled",
+    "toolkit": "not needed: nothing is compiled",
+    "compile": "not needed: the binaries are the release's own (stage overlay)",
+}
 
 
 @cache
@@ -65,6 +76,9 @@ def run_stages(
     ran = False
     pending = ""
     for stage in stages:
+        if stage.name == "overlay":
+            for name, why in NOT_FOR_OVERLAY.items():
+                context.ui.stage(name, "skip", why)
         key = stage.key(context)
         record = state.records.get(key)
         if dry_run and pending:

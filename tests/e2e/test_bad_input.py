@@ -89,6 +89,22 @@ def test_patch_that_does_not_apply(built: Checkout) -> None:
     assert_nothing_lost(built)
 
 
+def test_patch_that_does_not_configure(built: Checkout) -> None:
+    """It applies, and no Python in it is wrong: only CMake itself notices."""
+    patch = built.root / "patches/vllm/0.26.0/build-selection.patch"
+    with edited(
+        patch, "+function (vllm_component_enabled OUT)", "+function (vllm_component_enabled"
+    ):
+        printed = built.run("patch", "--check", code=1)
+    assert_one_message(printed)
+    answers, _, error = printed.partition("error:")
+    assert "Python files pass upstream's ruff" in answers
+    assert "build-selection.patch leaves a tree that does not configure for 12.1a" in error
+    assert "CMake Error" in error
+    assert "build/log/configure.log" in error
+    assert "skip  compile" in built.run("build", "--profile", "smoke")
+
+
 def test_no_network(built: Checkout, tmp_path: Path) -> None:
     printed = built.run(
         "build", "--profile", "smoke", code=3,

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 import zipfile
@@ -203,12 +202,14 @@ def test_killed_anywhere_a_rerun_completes_and_the_wheel_is_the_same(
             cwd=other.root, env=other.environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        seen = wait_for(child, f"run  {stage}")
-        time.sleep(delay)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
+        try:
+            seen = wait_for(child, f"run  {stage}")
+            time.sleep(delay)
+        finally:
+            child.kill()
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
         for done in ("source", "patch", "environment", "toolkit"):
             if f"done  {done}" in seen:
                 assert f"skip  {done}" in other.run("build", "--profile", "smoke", "--dry-run")

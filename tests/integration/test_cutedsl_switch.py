@@ -52,8 +52,13 @@ def under(name: str, packages: Sequence[str]) -> bool:
 
 
 @functools.cache
+def parsed_text(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """By content: two tests' temporary folders can have the same name."""
+    return parsed_text(path.read_text(encoding="utf-8"))
 
 
 def run_source(nodes: Sequence[ast.stmt], namespace: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,6 +288,35 @@ def parse(log: str, tree: Path) -> Configured:
         fetched=frozenset(target for kind, target, *_ in said if kind == "FETCH"),
         sources_only=frozenset(target for kind, target, *rest in said if kind == "FETCH" and rest),
     )
+
+
+# --- the table of docs/gb10-kernels.md --------------------------------------------------
+
+
+def row(archs: str, configured: Configured) -> str:
+    """Objects of vLLM's two libraries, what GPU code they hold, and what else is fetched."""
+    codes = Counter(
+        " + ".join(dict.fromkeys(code)) or "none" for code in configured.kernels.values()
+    )
+    counts = (len(configured.objects[f"{name}_stable_libtorch"]) for name in ("_C", "_moe_C"))
+    cells = [
+        f"`{archs}`",
+        *map(str, counts),
+        ", ".join(f"{count} × {code}" for code, count in sorted(codes.items())),
+        ", ".join(sorted(configured.fetched & NOT_FOR_SM12X)) or "none",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("archs", SM12X)
+@pytest.mark.parametrize("tree", ["pristine_tree", "patched_tree"])
+def test_docs_say_what_cmake_says(
+    configure: Configure, request: pytest.FixtureRequest, root: Path, tree: str, archs: str
+) -> None:
+    said = (root / "docs/gb10-kernels.md").read_text()
+    heading = "Before" if tree == "pristine_tree" else "After"
+    table = said.split(f"\n{heading}:\n")[1].lstrip().split("\n\n")[0]
+    assert row(archs, configure(request.getfixturevalue(tree), archs)) in table.splitlines()
 
 
 # --- kernels that 12.x never dispatches to --------------------------------------------

@@ -58,6 +58,44 @@ def content(folder: Path) -> dict[str, bytes | str]:
     }
 
 
+# --- making one ---------------------------------------------------------------------
+
+
+def test_a_killed_init_is_no_repository(tmp_path: Path) -> None:
+    """HEAD written, its content not yet: GitPython takes that for a repository, git does not."""
+    half = tmp_path / "own.git.partial"
+    for folder in ("objects", "refs"):
+        (half / folder).mkdir(parents=True)
+    (half / "HEAD").touch()
+    repository = Repository(tmp_path / "own.git")
+    assert bring(repository, fill(tmp_path / "tree"))
+    assert not half.exists()
+
+
+def test_git_makes_it_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill at any point of `git init` leaves is not where a repository is looked for."""
+    seen: list[bool] = []
+    rename = Path.rename
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append((self / "HEAD").is_file() and not target.exists())
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    Repository(tmp_path / "own.git")
+    assert seen == [True]
+
+
+def test_an_existing_repository_is_opened_without_writing_its_config(tmp_path: Path) -> None:
+    """A run killed while it wrote would leave half a file, and half of `core.bare`."""
+    config = Repository(tmp_path / "own.git").path / "config"
+    config.chmod(0o444)
+    before = config.stat()
+    repository = Repository(tmp_path / "own.git")
+    assert bring(repository, fill(tmp_path / "tree"))
+    assert (config.stat().st_ino, config.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 # --- import and export --------------------------------------------------------------
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sm121.errors import PatchFailed
+from sm121.errors import NetworkFault, PatchFailed
 from sm121.gitrepo import Repository
 from sm121.patches.apply import AppliedSeries, apply_series
 from sm121.patches.lint import lint_series
 from sm121.patches.series import load_series
+from sm121.patches.style import check_style
 from support.gits import BODY, Work
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 61))
@@ -334,10 +335,15 @@ def test_half_upstreamed_is_a_failure_and_not_upstreamed(bench: Bench) -> None:
 
 # --- lint ---------------------------------------------------------------------------
 
+PASSED = [
+    "1 patches: headers, order, no fuzz, no offset, no junk, upstream's folders only",
+    "1 Python files parse",
+]
+
 
 def test_good_series_passes_and_says_what_was_checked(bench: Bench) -> None:
     bench.patch("good", {"code.py": "x = 1\ny = 5\nz = 3\n"})
-    assert bench.lint() == ["1 patches: headers, offsets", "1 Python files parse"]
+    assert bench.lint() == PASSED
 
 
 @pytest.mark.parametrize(
@@ -358,11 +364,138 @@ def test_each_header_fault_is_told_with_the_patch(bench: Bench, how, fault: str)
     assert fault in line
 
 
-def test_signature_after_the_diff_is_a_fault(bench: Bench) -> None:
-    bench.patch("signed", {"code.py": "x = 1\ny = 5\nz = 3\n"}, "--signature=2.39.5")
+def faults(bench: Bench) -> tuple[str, ...]:
     with pytest.raises(PatchFailed) as raised:
         bench.lint()
-    assert raised.value.details == ("signed.patch: signature after the diff (use --no-signature)",)
+    return raised.value.details
+
+
+def test_signature_after_the_diff_is_a_fault(bench: Bench) -> None:
+    path = bench.patch("signed", {"code.py": "x = 1\ny = 5\nz = 3\n"}, "--signature=2.39.5")
+    line = path.read_text().splitlines().index("-- ") + 1
+    assert faults(bench) == (
+        f"signed.patch:{line}: no part of the diff (a signature? --no-signature)",
+    )
+
+
+@pytest.mark.parametrize("where", ["between", "end"])
+def test_words_that_git_skips_are_a_fault(bench: Bench, where: str) -> None:
+    """Whatever stands behind or between diffs, git applies the rest without a word."""
+    path = bench.patch("talkative", {"a.txt": changed(10), "b.txt": changed(10)})
+    text = path.read_text()
+    cut = text.rindex("diff --git ") if where == "between" else len(text)
+    path.write_text(f"{text[:cut]}On Monday somebody wrote:\n{text[cut:]}")
+    assert [p.status for p in bench.apply().patches] == ["applied"]
+    line = text[:cut].count("\n") + 1
+    assert faults(bench) == (
+        f"talkative.patch:{line}: no part of the diff (a signature? --no-signature)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"bin": CONTENT}, {"bin": CONTENT[::-1]}),
+        ({"nn.txt": "a\nb"}, {"nn.txt": "a\nc"}),
+        ({"gone.txt": "x\n"}, {"gone.txt": None}),
+        ({}, {"empty": ""}),
+        ({"cr.txt": "one\r\ntwo\rthree\n\n-- \n"}, {"cr.txt": "one\r\n2\rthree\n\n-- \n"}),
+    ],
+    ids=["binary", "no newline", "deleted", "empty", "lone carriage return"],
+)
+def test_no_kind_of_diff_is_taken_for_junk(bench: Bench, before, after) -> None:
+    bench.upstream.commit(before)
+    bench.patch("any", after)
+    assert not [x for x in lint_faults(bench) if "no part of the diff" in x]
+
+
+def lint_faults(bench: Bench) -> tuple[str, ...]:
+    try:
+        bench.lint()
+    except PatchFailed as error:
+        return error.details
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "fault"),
+    [
+        ("x = 1 \ny = 2\nz = 3\n", 1, "trailing whitespace."),
+        ("x = 1\ny = 2\nz = 3\n\n\n", 4, "new blank line at EOF."),
+        ("x = 1\n<<<<<<< ours\ny = 2\nz = 3\n", 2, "leftover conflict marker"),
+    ],
+)
+def test_untidy_lines_are_a_fault(bench: Bench, content: str, line: int, fault: str) -> None:
+    bench.patch("untidy", {"code.py": content})
+    assert f"untidy.patch: code.py:{line}: {fault}" in faults(bench)
+
+
+def test_a_folder_that_upstream_has_not_is_a_fault(bench: Bench) -> None:
+    bench.patch("elsewhere", {"ours/new.txt": "x\n"})
+    assert faults(bench) == ("elsewhere.patch: ours/new.txt is in a folder that upstream has not",)
+
+
+# --- upstream's style ---------------------------------------------------------------
+
+STYLE = {
+    "pyproject.toml": '[tool.ruff.lint]\nselect = ["E", "F", "I"]\n',
+    ".pre-commit-config.yaml": (
+        "repos:\n- repo: https://github.com/astral-sh/ruff-pre-commit\n  rev: v0.14.0\n"
+    ),
+    "own/__init__.py": "",
+}
+TIDY = "import os\n\nimport yaml\n\nimport own\n\nprint(os, yaml, own)\n"
+
+
+def style(bench: Bench, tmp_path: Path) -> str:
+    return check_style(bench.repository, bench.apply(), offline=False, log=tmp_path / "style.log")
+
+
+@pytest.mark.network
+def test_tidy_patch_passes_upstreams_ruff(bench: Bench, tmp_path: Path) -> None:
+    """`own` is upstream's, so it stands apart, also where the patch touches nothing of it."""
+    bench.upstream.commit(STYLE)
+    bench.patch("tidy", {"code.py": TIDY})
+    assert style(bench, tmp_path) == "1 Python files pass upstream's ruff 0.14.0, check and format"
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (TIDY.replace("print(os, ", "print("), "untidy/code.py:1:8: F401"),
+        (TIDY.replace("(os, yaml", "(os,yaml"), "Would reformat: untidy/code.py"),
+        (TIDY.replace("yaml\n\nimport own", "yaml\nimport own"), "untidy/code.py:1:1: I001"),
+    ],
+    ids=["check", "format", "order of imports"],
+)
+def test_untidy_patch_is_named_with_ruffs_own_words(
+    bench: Bench, tmp_path: Path, content: str, fault: str
+) -> None:
+    bench.upstream.commit(STYLE)
+    bench.patch("untidy", {"code.py": content})
+    with pytest.raises(PatchFailed, match=r"upstream's ruff 0\.14\.0") as raised:
+        style(bench, tmp_path)
+    assert [line for line in raised.value.details if line.startswith(fault)]
+
+
+def test_style_that_upstream_does_not_check_is_said(bench: Bench, tmp_path: Path) -> None:
+    bench.patch("any", {"code.py": "x=1\n"})
+    assert style(bench, tmp_path).startswith("no style checked: ")
+
+
+def test_ruff_that_can_not_be_had_is_said(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    bench.upstream.commit(STYLE)
+    bench.patch("any", {"code.py": TIDY})
+    with pytest.raises(NetworkFault, match=r"ruff 0\.14\.0") as raised:
+        check_style(bench.repository, bench.apply(), offline=True, log=tmp_path / "style.log")
+    assert "style.log" in raised.value.cause
+
+
+# --- syntax -------------------------------------------------------------------------
 
 
 def test_python_that_does_not_parse_is_found_with_its_line(bench: Bench) -> None:
@@ -376,7 +509,7 @@ def test_python_that_does_not_parse_is_found_with_its_line(bench: Bench) -> None
 def test_python_that_is_not_utf8_is_no_crash(bench: Bench) -> None:
     bench.upstream.commit({"latin1.py": b"# -*- coding: latin-1 -*-\ns = '\xe4'\n"})
     bench.patch("latin", {"latin1.py": b"# -*- coding: latin-1 -*-\ns = '\xfc'\n"})
-    assert bench.lint() == ["1 patches: headers, offsets", "1 Python files parse"]
+    assert bench.lint() == PASSED
 
 
 def test_all_faults_of_a_series_are_told_at_once(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sm121.compile.configure import reads, steps
 from sm121.errors import SourceDrift
 from sm121.files import sha256_text
 from sm121.gitrepo import Repository
 from sm121.lock.resolve import REQUIREMENT_FILES, load_checked, lock_targets
 from sm121.patches.apply import apply_series
 from sm121.patches.lint import lint_series
+from sm121.patches.style import check_style
 from sm121.pins.model import Stack
 from sm121.source.drift import check_drift, declared_components
 from sm121.source.stage import EMPTY_TREE
@@ -148,8 +151,39 @@ def test_real_series_applies_in_order_with_no_offset(real) -> None:
 
 def test_real_series_is_fit_to_be_sent(real) -> None:
     lines = lint_series(real.repository, real.series, real.applied)
-    assert lines[0] == f"{len(real.series)} patches: headers, offsets"
-    assert int(lines[1].split()[0]) >= 3
+    assert lines[0].startswith(f"{len(real.series)} patches: headers, order, no fuzz")
+    assert int(lines[1].split()[0]) >= 30
+
+
+def test_real_series_passes_upstreams_own_style(real, tmp_path: Path) -> None:
+    said = check_style(real.repository, real.applied, offline=False, log=tmp_path / "style.log")
+    assert re.fullmatch(r"\d\d Python files pass upstream's ruff 0\.14\.0, check and format", said)
+
+
+def test_what_is_configured_after_which_patch(real) -> None:
+    """By what the patch touches; the others can't make a difference."""
+    results = {
+        "source": {"commit": real.base},
+        "patch": {"patches": [asdict(patch) for patch in real.applied.patches]},
+    }
+    names = [name for name, _ in steps(real.repository, results)]
+    assert names == [
+        "build-selection", "requirements", "gb10-kernels", "gb10-native", "gb10-components",
+        "jit-attention", "nccl-guard", "cutedsl-switch",
+    ]  # fmt: skip
+
+
+def test_all_that_setup_loads_counts_as_read(pristine_tree: Path) -> None:
+    """Files that setup.py names, and those that CMakeLists.txt includes or runs."""
+    setup = (pristine_tree / "setup.py").read_text()
+    cmake = (pristine_tree / "CMakeLists.txt").read_text()
+    loaded = re.findall(r'ROOT_DIR, "([\w/.-]+)", "([\w/.-]+)"', setup)
+    named = {f"{folder}/{file}" for folder, file in loaded if (pristine_tree / folder).is_dir()}
+    named |= set(
+        re.findall(r"(?:include\(|CMAKE_CURRENT_(?:SOURCE|LIST)_DIR}/)([\w/.-]+\.\w+)", cmake)
+    )
+    assert {"vllm/envs.py", "cmake/utils.cmake"} <= named
+    assert [name for name in sorted(named) if not reads(name)] == []
 
 
 # Patches that use what another one adds.
@@ -371,6 +405,19 @@ def selection(tree: Path, listed: str) -> dict[str, Any]:
     }
     exec(compile(ast.Module(nodes, []), "setup.py", "exec"), namespace)
     return namespace
+
+
+def test_upstream_has_no_selection(pristine_tree: Path) -> None:
+    """The fault: nothing in setup.py, and no condition around any external project."""
+    assert "VLLM_BUILD_COMPONENTS" not in (pristine_tree / "setup.py").read_text()
+    with pytest.raises(AssertionError, match="has moved"):
+        selection(pristine_tree, "spinloop")
+    included = re.findall(
+        r"^ *include\((cmake/external_projects/[\w.]+)\)",
+        (pristine_tree / "CMakeLists.txt").read_text(),
+        re.MULTILINE,
+    )
+    assert len(included) >= 6
 
 
 def extensions(*names: str) -> list[SimpleNamespace]:

@@ -41,7 +41,7 @@ SOURCES = {
     "void alone(int *p) { k<<<1, 1>>>(p); }\n",
     "host.cpp": '#include "shared.h"\nconst char *host() { return where(); }\n',
     "CMakeLists.txt": "cmake_minimum_required(VERSION 3.26)\nset(CMAKE_CUDA_ARCHITECTURES 120-real)\n"
-    "set(CMAKE_CUDA_RUNTIME_LIBRARY None)\nproject(tiny LANGUAGES CXX CUDA)\nadd_library(tiny MODULE host.cpp one.cu alone.cu)\n"
+    "project(tiny LANGUAGES CXX CUDA)\nadd_library(tiny MODULE host.cpp one.cu alone.cu)\n"
     "target_include_directories(tiny PRIVATE ${PROJECT_SOURCE_DIR})\n",
 }
 # The first test may have to make a smoke build.

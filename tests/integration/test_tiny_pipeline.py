@@ -87,7 +87,11 @@ def test_patch_shows_the_series_and_its_commits(checkout: Checkout) -> None:
 
 def test_patch_check_lints(checkout: Checkout) -> None:
     checkout.patch("good", {"vllm/other.py": "x = 2\n"})
-    assert "ok  1 Python files parse" in checkout.run("patch", "--check")
+    said = checkout.run("patch", "--check", code=1)
+    assert "ok  1 Python files parse" in said
+    assert "ok  no style checked" in said
+    # There is no lock of these pins to make a toolkit from: no configure, and that is no success.
+    assert "error:" in said.split("no style checked")[1]
     checkout.patch("bad", {"csrc/spinloop.cpp": "int spin() { return 2; }\n"}, body="Because.\n")
     said = checkout.run("patch", "--check", code=1)
     assert "bad.patch: 0 Upstream-Status trailers" in said

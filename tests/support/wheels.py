@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,11 +41,12 @@ def make_wheel(
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
     )
-    record = "".join(
-        f"{k},sha256={base64.urlsafe_b64encode(hashlib.sha256(v).digest()).rstrip(b'=').decode()},{len(v)}\n"
-        for k, v in sorted(content.items())
-    )
-    content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    record = io.StringIO()
+    writer = csv.writer(record, lineterminator="\n")  # vLLM's files have commas in their names
+    for member, data in sorted(content.items()):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow((member, f"sha256={digest}", len(data)))
+    content[f"{info}/RECORD"] = f"{record.getvalue()}{info}/RECORD,,\n".encode()
     wheel = folder / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for member in list(content)[::order]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sm121.compile import progress as progress_module
-from sm121.compile.build import diagnose
+from sm121.compile.build import count_objects, diagnose
 from sm121.compile.progress import NinjaProgress
 from sm121.errors import DiskFull, OutOfMemory, ToolFailed
 
@@ -196,3 +196,19 @@ def test_configure_is_told(clock) -> None:
     bar = Bar()
     NinjaProgress(bar)("-- Configuring done (54.0s)")
     assert bar.texts == [("Configuring done (54.0s)", False)]
+
+
+# --- what configuring would compile ---------------------------------------------------
+
+RULES = """\
+build CMakeFiles/_C.dir/csrc/a.cu.o: CUDA_COMPILER___C_unscanned_Release ../csrc/a.cu
+  FLAGS = -gencode arch=compute_120,code=sm_120
+build CMakeFiles/_C.dir/csrc/b.cpp.o: CXX_COMPILER___C_unscanned_Release ../csrc/b.cpp
+build fa/CMakeFiles/_fa3.dir/hopper/c.cu.o: CUDA_COMPILER___fa3_unscanned_Release /x/c.cu
+build CMakeFiles/triton_kernels: CUSTOM_COMMAND
+build _C.abi3.so: CXX_MODULE_LIBRARY_LINKER___C_Release CMakeFiles/_C.dir/csrc/a.cu.o
+"""
+
+
+def test_objects_are_counted_by_target_subprojects_included() -> None:
+    assert count_objects(RULES) == {"_C": 2, "_fa3": 1}

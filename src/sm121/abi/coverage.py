@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,13 +133,17 @@ def _judge(context: Context, one: _Found) -> tuple[ComponentRow, list[Finding]]:
     return row, out
 
 
+def _here(context: Context, rules: Sequence[GpuExempt]) -> list[GpuExempt]:
+    return [rule for rule in rules if rule.target in (None, context.target.name)]
+
+
 def _none(context: Context, one: _Found, count: int, why: list[str]) -> Finding:
     """Objects that the GPU can use nothing of."""
     gpu = context.arch.number
     containers = one.binary.containers if one.binary else ()
     empty = [c for c in containers if verdict(c, gpu) == "none"]
     found = Counter(str(code) for c in empty for code in c.codes)
-    rule = exemption(context.policy.gpu.no_code, one.path, one.wheel)
+    rule = exemption(_here(context, context.policy.gpu.no_code), one.path, one.wheel)
     assert rule is None or isinstance(rule, GpuExempt)
     if rule and rule.objects != "any" and count > rule.objects:
         rule = None
@@ -165,7 +169,7 @@ def _ptx(context: Context, one: _Found, count: int, required: bool, why: list[st
     usable = Counter(
         str(code) for c in jit for code in c.codes if code.kind == "ptx" and runs(code, gpu)
     )
-    rule = exemption(context.policy.gpu.ptx_only, one.path, one.wheel)
+    rule = exemption(_here(context, context.policy.gpu.ptx_only), one.path, one.wheel)
     assert rule is None or isinstance(rule, GpuExempt)
     if rule and (
         (rule.objects != "any" and count > rule.objects)

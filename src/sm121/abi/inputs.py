@@ -73,7 +73,9 @@ def promises(manifest: Manifest | None) -> Expected:
     return Expected(
         profile=manifest.profile, built=manifest.components.built,
         left_out=dict(manifest.components.left_out),
-        patches={p.name: p.patch_id for p in manifest.patches if p.status == "applied"},
+        patches={
+            p.name: p.patch_id for p in manifest.patches if p.status.startswith("applied")
+        },
     )  # fmt: skip
 
 

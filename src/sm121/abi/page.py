@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 
 from sm121.abi.report import BinaryRow, ComponentRow, Finding, Report
-from sm121.abi.table import _WORDS, how_run
+from sm121.abi.table import _WORDS, fits, how_run
 from sm121.ui import human_bytes
 
 _SHOWN = 40
@@ -42,7 +42,8 @@ def html_page(title: str, body: str) -> str:
 def _head(report: Report) -> str:
     faults = len(report.faults)
     sentence = (
-        "Every binary fits: it will load on the target, with exactly these libraries."
+        f"It will load on the target, with exactly these libraries: {fits(report)}."
+        + (f" There are {report.gpu_gaps}." if report.gpu_gaps else "")
         if report.result == "pass"
         else f"{faults} fault{'s' if faults != 1 else ''} found. Each is explained below."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -179,8 +180,33 @@ class Report:
     ran: Ran | None = None
 
     @property
+    def gpu_gaps(self) -> str:
+        """See the function of that name; '' if the GPU has native code of all of vLLM."""
+        ours = [row for row in self.components if row.wheel.startswith("vllm-")]
+        return gpu_gaps(ours, arch=self.arch)
+
+    @property
     def faults(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.severity == "fault")
+
+
+def gpu_gaps(rows: Sequence[ComponentRow], *, arch: str) -> str:
+    """What the GPU has no native code for, as a sentence: 'sm_121 has nothing of …; only by
+    the driver's JIT: …'. Whether policy allows it or not. '' if there is nothing to say."""
+
+    def listed(kind: str) -> str:
+        return ", ".join(
+            f"{row.component} {getattr(row, kind)} of {row.sass + row.ptx + row.none}"
+            for row in rows if getattr(row, kind)
+        )  # fmt: skip
+
+    parts = [
+        f"{text} ({listed(kind)})"
+        for kind, text in (("none", "no code that it can use"), ("ptx", "only PTX for the driver's JIT"))
+        if listed(kind)
+    ]  # fmt: skip
+    sm = f"sm_{arch.replace('.', '').rstrip('af')}"
+    return f"objects without native code for {sm}: {'; '.join(parts)}" if parts else ""
 
 
 def to_json(report: Report) -> str:

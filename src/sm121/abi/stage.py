@@ -10,7 +10,7 @@ from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
 from sm121.abi.proof import Job, find_interpreter, prove
 from sm121.abi.report import Report, to_json
-from sm121.abi.table import how_run, render_table
+from sm121.abi.table import fits, how_run, render_table
 from sm121.context import Context, Results
 from sm121.errors import AbiFault
 from sm121.files import sha256_file, sha256_text, write_atomic
@@ -81,7 +81,7 @@ def summary(report: Report) -> str:
     ran = how_run(report) or "; ".join(
         f"{one.check} not run: {one.reason}" for one in report.not_run if one.check == "imports"
     )
-    return f"every binary fits ({binaries} files, {symbols} symbols); {ran}"
+    return f"{fits(report)} ({binaries} files, {symbols} symbols); {ran}"
 
 
 def require(report: Report, *, where: str) -> None:

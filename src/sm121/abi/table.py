@@ -55,6 +55,13 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _faults(report)
 
 
+def fits(report: Report) -> str:
+    """The verdict of a report without faults, which must not say more than was found."""
+    if report.gpu_gaps:
+        return "every binary loads, and policy has a reason for each object without native code"
+    return "every binary fits"
+
+
 def how_run(report: Report) -> str:
     """One sentence on the dynamic part; empty if it was not run."""
     ran = report.ran
@@ -141,7 +148,9 @@ def _faults(report: Report) -> Iterator[str]:
     yield ""
     faults = report.faults
     if not faults:
-        yield "PASS: every binary fits."
+        yield f"PASS: {fits(report)}."
+        if report.gpu_gaps:
+            yield f"      {report.gpu_gaps}"
         return
     grouped: dict[str, list[Finding]] = defaultdict(list)
     for fault in faults:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from sm121.commands.check import check_context, check_series
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
+from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 from sm121.state import State, exclusive
 from sm121.ui import Ui, human_bytes, human_seconds
@@ -26,7 +28,15 @@ def configure_source(parser: argparse.ArgumentParser) -> None:
 def configure_patch(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     parser.add_argument(
-        "--check", action="store_true", help="lint the series: headers, offsets, syntax"
+        "--check",
+        action="store_true",
+        help="is each patch fit to be sent? headers, offsets, syntax, upstream's style, and a "
+        "configure after each (prepares toolchain and toolkit)",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="with --check: whose components are configured (default: the profile with most)",
     )
 
 
@@ -34,10 +44,14 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring every stage up to date, and print what came of it."""
     context = context_of(arguments, ui)
     verb = arguments.verb
+    if verb == "patch" and arguments.check:
+        context = check_context(context, arguments.profile)
     stages = all_stages(context)
     if verb in STAGES:
         names = [stage.name for stage in stages]
-        stages = stages[: names.index(verb) + 1]
+        # What makes the wheel in profile overlay is the stage of that name.
+        last = verb if verb in names else "overlay"
+        stages = stages[: names.index(last) + 1]
     if arguments.dry_run:
         run_stages(context, stages, dry_run=True)
         return 0
@@ -45,34 +59,22 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     with exclusive(context.layout.build, f"nox -s {verb}"):
         results, ran = run_stages(context, stages, force=[verb] if verb == "patch" else [])
         if verb == "patch":
-            show_series(context, results, check=arguments.check)
+            show_series(context, results)
+            if arguments.check:
+                check_series(context, results)
         context.memory.save()
         if verb in ("build", "wheelhouse"):
             summary(context, results, ran=ran, seconds=time.monotonic() - started)
     return 0
 
 
-def show_series(context: Context, results: Results, *, check: bool) -> None:
-    """The series as a table: patch, state, commit, upstream status; and the lint's verdict."""
+def show_series(context: Context, results: Results) -> None:
+    """The series as a table: patch, state, commit, upstream status."""
     patches = results["patch"]["patches"]
     context.ui.table(
         ("patch", "state", "commit", "upstream status"),
         [(p["name"], p["status"], p["commit"][:12] or "-", p["upstream_status"]) for p in patches],
     )
-    if not check:
-        return
-    from sm121.gitrepo import Repository
-    from sm121.patches.apply import apply_series
-    from sm121.patches.lint import lint_series
-    from sm121.patches.series import load_series
-    from sm121.patches.stage import series_folder
-    from sm121.source.stage import REPOSITORY
-
-    repository = Repository(context.layout.source / REPOSITORY)
-    series = load_series(series_folder(context))
-    applied = apply_series(repository, str(results["source"]["commit"]), series)
-    for line in lint_series(repository, series, applied):
-        context.ui.say(f"   ok  {line}")
 
 
 def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:
@@ -85,17 +87,23 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
         return
     manifest = load_manifest(layout.wheelhouse)
     assert manifest is not None
-    compiled = State.load(layout.state).records.get(
-        f"compile/{context.key}-{context.options.profile}"
+    records = State.load(layout.state).records
+    stage = (
+        f"overlay/{context.key}"
+        if context.options.profile == OVERLAY
+        else f"compile/{context.key}-{context.options.profile}"
     )
+    made = records.get(stage)
     ui.say()
     ui.table(
-        ("wheel", "size", "compiled in", "sha256"),
+        ("wheel", "size", "made in", "sha256"),
         [
             (
                 wheel.filename,
                 human_bytes(wheel.size),
-                human_seconds(compiled.seconds) if compiled and wheel.origin == "built" else "-",
+                human_seconds(made.seconds)
+                if made and wheel.origin in ("built", "overlay")
+                else "-",
                 wheel.sha256,
             )
             for wheel in manifest.wheels
@@ -109,7 +117,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
             f"  and {len(fetched)} wheels as the index has them; {human_bytes(total)} in all, "
             "listed in manifest.json"
         )
-    ui.say(f"  built:    {', '.join(manifest.components.built)}")
+    what = "upstream's: " if context.options.profile == OVERLAY else "built:    "
+    ui.say(f"  {what}{', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     for check in manifest.checks:
         if check.verdict != "passed":

@@ -9,7 +9,9 @@ from pathlib import Path
 from sm121 import proc
 from sm121.commands.common import add_build_options, context_of
 from sm121.compile.stage import CompileStage, make_tools
+from sm121.errors import UsageFault
 from sm121.gitrepo import Repository
+from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 from sm121.source.stage import REPOSITORY
 from sm121.state import exclusive
@@ -37,6 +39,11 @@ def make_current(repository: Repository, commit: str, tree: Path, ui: Ui) -> Non
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Bring everything before `compile` up to date, check the tree out, become a shell."""
     context = context_of(arguments, ui)
+    if context.options.profile == OVERLAY:
+        raise UsageFault(
+            "Profile overlay compiles nothing, so it has no toolchain.",
+            remedy="Use the profile whose toolchain is wanted, such as --profile smoke.",
+        )
     stage = CompileStage()
     stages = all_stages(context)
     before = stages[: [s.name for s in stages].index("compile")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,20 @@ _KILLED = re.compile(
 )
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _ERROR = re.compile(r"(?:\b(?:fatal )?error\b[:\s]|CMake Error|^FAILED:|ValueError:|RuntimeError:)")
+
+
+# vLLM's own configure step, without the build that follows it: `build_ext` as setup.py defines it.
+_CONFIGURE = """
+import pathlib, sys
+import setuptools, distutils.core
+command = distutils.core.run_setup("setup.py", sys.argv[1:], stop_after="commandline")
+command = command.get_command_obj("build_ext")
+command.ensure_finalized()
+pathlib.Path(command.build_temp).mkdir(parents=True, exist_ok=True)
+for extension in command.extensions:
+    command.configure(extension)
+print("sm121 configured", pathlib.Path(command.build_temp).resolve())
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +78,11 @@ def run_setup(
         try:
             proc.run(
                 [
-                    python, "setup.py", "-q",  # else a line for each of 3,000 copied files
-                    "build", "--build-base", output,
+                    python, "setup.py", *_build_arguments(output),
                     "bdist_wheel", "--dist-dir", output / "dist", "--bdist-dir", output / "bdist",
                     "--py-limited-api", abi, "--plat-name", f"linux_{machine}",
+                    # What is read and written anew right after (compile/wheel.py) is not deflated.
+                    "--compression", "stored",
                 ],
                 cwd=tree, env=environment, log=log, on_line=on_line,
             )  # fmt: skip
@@ -80,6 +96,44 @@ def run_setup(
             f"setup.py ended well but made {len(wheels)} wheels.", returncode=0, log=log
         )
     return Built(wheel=wheels[0], objects=ninja.built)
+
+
+def run_configure(
+    *, tree: Path, output: Path, python: Path, environment: Mapping[str, str], log: Path
+) -> dict[str, int]:
+    """Only what setup.py does before it compiles: CMake's configure and generate, in `output`.
+
+    Returns the number of objects of each target that has any. Raises ToolFailed with CMake's or
+    setup.py's own error lines.
+    """
+    lines: list[str] = []
+    try:
+        proc.run(
+            [python, "-c", _CONFIGURE, *_build_arguments(output)],
+            cwd=tree, env=environment, log=log, on_line=lines.append,
+        )  # fmt: skip
+    except ToolFailed as failure:
+        raise ToolFailed(
+            "vLLM's configure failed.",
+            returncode=failure.returncode,
+            tail=[line for line in lines if _ERROR.search(line)][:8] or lines[-15:],
+            log=log,
+            cause=f"the whole output is in {log}",
+        ) from failure
+    folder = Path(lines[-1].removeprefix("sm121 configured "))
+    return count_objects((folder / "build.ninja").read_text())
+
+
+def count_objects(rules: str) -> dict[str, int]:
+    """Number of compiled objects of each target in a build.ninja of CMake's, those of projects
+    in subdirectories included."""
+    targets = re.findall(r"^build (?:\S+/)?CMakeFiles/(\w+)\.dir/\S+\.o: C", rules, re.MULTILINE)
+    return dict(sorted(Counter(targets).items()))
+
+
+def _build_arguments(output: Path) -> list[str | Path]:
+    # -q: else a line for each of 3,000 copied files
+    return ["-q", "build", "--build-base", output]
 
 
 def diagnose(

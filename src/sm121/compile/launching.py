@@ -10,6 +10,7 @@ from sm121.compile.jobs import Jobs
 from sm121.compile.records import (
     Cost,
     CostFolder,
+    component_of,
     known_costs,
     new_run,
     read_records,
@@ -43,6 +44,16 @@ def costs_of(context: Context) -> dict[str, Cost]:
     }
 
 
+def largest_need(context: Context) -> float:
+    """Bytes that the largest object of the profile takes, measured; else the pins' guess."""
+    measured = [
+        cost.rss
+        for name, cost in costs_of(context).items()
+        if component_of(name) in context.profile.components
+    ]
+    return max(measured, default=context.profile.memory_per_job_gib * (1 << 30))
+
+
 def prepare(context: Context, *, work: Path, environment: Path, jobs: Jobs) -> Launching:
     """Write the settings of one build and the program that sorts build.ninja.
 
@@ -57,7 +68,7 @@ def prepare(context: Context, *, work: Path, environment: Path, jobs: Jobs) -> L
         default=int(context.profile.memory_per_job_gib * (1 << 30)),
     )
     python = (environment / "bin/python", "-IS")
-    ninja = work / "ninja"
+    ninja = work / "sorted-ninja"
     sorting = pasteable([*python, order.__file__, environment / "bin/ninja"])
     write_atomic(ninja, f'#!/bin/sh\nexec {sorting} "$@"\n')
     ninja.chmod(0o755)

@@ -24,16 +24,18 @@ from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
 
 # spinloop needs Py_buffer of the limited API of 3.11 (vLLM's CMakeLists.txt), so the cp38 of
 # upstream's image build would not be true.
-_ABI = "cp311"
+ABI = "cp311"
 
 
-def wheel_version(context: Context, results: Results) -> str:
-    """'0.26.0+sm121.smoke.1a2b3c4d': the last part a digest of release, series and lock."""
+def wheel_version(context: Context, results: Results, *more: str) -> str:
+    """'0.26.0+sm121.smoke.1a2b3c4d': the last part a digest of release, series and lock, and
+    of whatever `more` a profile is made from."""
     family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
     digest = sha256_text(
         context.stack.vllm.model_dump_json(),
         *(f"{p['name']}:{p['patch_id']}" for p in results["patch"]["patches"]),
         context.memory.sha256(family),
+        *more,
     )
     # PEP 440 reads a part of digits only as a number and drops its leading zeros.
     start = next(i for i in range(56) if not digest[i : i + 8].isdigit())
@@ -188,7 +190,7 @@ class CompileStage:
             output=output,
             python=tools.environment / "bin/python",
             environment=environment,
-            abi=_ABI,
+            abi=ABI,
             machine=tools.machine,
             jobs=jobs,
             log=context.log(self.name),
@@ -200,7 +202,7 @@ class CompileStage:
         # there afterwards shall be a person's edits only.
         repository.checkout(str(results["patch"]["commit"]), self.tree(context))
         version = environment["VLLM_VERSION_OVERRIDE"]
-        wanted_name = f"vllm-{version}-{_ABI}-abi3-linux_{tools.machine}.whl"
+        wanted_name = f"vllm-{version}-{ABI}-abi3-linux_{tools.machine}.whl"
         libraries = check_wheel(
             built.wheel,
             machine=tools.machine,

@@ -77,9 +77,12 @@ def toolchain_text(
         f'set(CMAKE_CUDA_FLAGS_INIT "-Xcompiler={maps.replace(" ", ",")}")',
         "set(CMAKE_SKIP_RPATH ON)",
         # --as-needed as Debian's GCC has it by default, so that every distribution's build
-        # has the same NEEDED; -s: symbols for the linker only would name nothing useful.
+        # has the same NEEDED; -s: symbols for the linker only would name nothing useful. -L:
+        # CMake links CUDA libraries with -lcudart_static -lcudadevrt, and learns where they are
+        # from a program that it links; crossing, it links none (below).
         *(
-            f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "-Wl,--as-needed,-s,--build-id=sha1")'
+            f"set(CMAKE_{kind}_LINKER_FLAGS_INIT "
+            f'"-Wl,--as-needed,-s,--build-id=sha1 -L{tools.cuda}/lib64")'
             for kind in ("SHARED", "MODULE")
         ),
         f"set(Torch_DIR {torch}/Torch)",

@@ -32,6 +32,9 @@ _PLACES = {
     "_deep_gemm_C": "vllm/third_party/deep_gemm/__init__.py",
     "vllm-rs": "vllm/vllm-rs",
     "_rust_tool_parser": "vllm/_rust_tool_parser.abi3.so",
+    "_vllm_fa3_C": "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
+    "fmha_sm100": "vllm/third_party/fmha_sm100/__init__.py",
+    "tml_fa4": "vllm/third_party/tml_fa4/__init__.py",
 }
 
 
@@ -151,19 +154,26 @@ def metadata_faults(
 
 def canonical_wheel(source: Path, output: Path, *, epoch: int) -> None:
     """Rewrite a wheel as the one canonical file of its content (RECORD stays as it is)."""
-    # ZIP keeps local time without a zone, from 1980 on, in steps of two seconds.
-    moment = time.gmtime(max(epoch, 315532800))[:6]
     buffer = io.BytesIO()
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(buffer, "w") as new:
-        # dist-info last, RECORD at the very end: PEP 427's recommendation.
-        for name in sorted(
-            old.namelist(), key=lambda n: (".dist-info/" in n, n.endswith("/RECORD"), n)
-        ):
+        for name in sorted(old.namelist(), key=member_order):
             if name.endswith("/"):
                 continue
-            info = zipfile.ZipInfo(name, moment)
-            executable = (old.getinfo(name).external_attr >> 16) & 0o100
-            info.external_attr = (0o100755 if executable else 0o100644) << 16
-            info.create_system = 3
+            info = canonical_member(name, epoch, like=old.getinfo(name))
             new.writestr(info, old.read(name), zipfile.ZIP_STORED)
     write_atomic(output, buffer.getvalue())
+
+
+def member_order(name: str) -> tuple[bool, bool, str]:
+    """Sorting key: dist-info last, RECORD at the very end (PEP 427's recommendation)."""
+    return ".dist-info/" in name, name.endswith("/RECORD"), name
+
+
+def canonical_member(name: str, epoch: int, *, like: zipfile.ZipInfo | None) -> zipfile.ZipInfo:
+    """Header of a member: one time, one of two modes. like: whose executable bit it keeps."""
+    # ZIP keeps local time without a zone, from 1980 on, in steps of two seconds.
+    info = zipfile.ZipInfo(name, time.gmtime(max(epoch, 315532800))[:6])
+    executable = like is not None and (like.external_attr >> 16) & 0o100
+    info.external_attr = (0o100755 if executable else 0o100644) << 16
+    info.create_system = 3
+    return info

@@ -186,6 +186,30 @@ class SourcePin(Model):
     wheels: tuple[WheelProvider, ...] = ()
 
 
+class ReleaseWheel(Model):
+    """A wheel of the release as upstream published it."""
+
+    filename: WheelFilename
+    sha256: Sha256
+
+
+class OverlayPin(Model):
+    """What the profile `overlay` is made of: the release's own wheel for each target.
+
+    python_alone: patches that change Python and inputs of the build, and why their Python is
+    right beside binaries that were built without them. left_out: patches that are left out
+    whole, and why.
+    """
+
+    wheels: Annotated[dict[TargetName, ReleaseWheel], Field(min_length=1)]
+    python_alone: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+
+
+# Its name is in the version of what it makes, and verify-abi's policy knows it there.
+OVERLAY = "overlay"
+
+
 class ProfilePin(Model):
     """What a profile builds. memory_per_job_gib: for an object that was never measured."""
 
@@ -213,6 +237,7 @@ class Stack(Model):
     components: dict[str, str]
     left_out: dict[str, str]
     profiles: dict[str, ProfilePin]
+    overlay: OverlayPin | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Stack:
@@ -233,11 +258,14 @@ class Stack(Model):
                         f"profiles.{name}.components: no component is named {component!r}"
                         + (f"; did you mean {near[0]!r}?" if near else "")
                     )
-                if component in self.left_out:
+                # The overlay holds what upstream built, whether this GPU can use it or not.
+                if component in self.left_out and name != OVERLAY:
                     raise ValueError(
                         f"profiles.{name}.components: {component!r} is also in left-out"
                     )
         for component in self.left_out:
             if component not in self.components:
                 raise ValueError(f"left-out: no component is named {component!r}")
+        if (OVERLAY in self.profiles) != (self.overlay is not None):
+            raise ValueError("profiles.overlay and overlay.wheels: one needs the other")
         return self

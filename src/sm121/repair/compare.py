@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm121.repair.installed import Environment, Installed, differing, read_installed, unclaimed
+from sm121.repair.installed import (
+    Environment,
+    Installed,
+    differing,
+    family_members,
+    read_installed,
+    unclaimed,
+)
 from sm121.repair.wheel import Wheel, member_entries
-from sm121.rules.build import build_from_version, version_file
-from sm121.rules.engine import Finding, Member, evaluate
+from sm121.rules.engine import Finding, evaluate
 from sm121.rules.model import Rules
 
 _WHY = {
@@ -63,7 +69,7 @@ def compare(
     differ = differing(environment, everything)
     findings = {
         part: finding
-        for finding in evaluate(rules, _members(environment, installed), machine=machine)
+        for finding in evaluate(rules, family_members(environment, installed), machine=machine)
         for part in finding.distribution.split(" and ")
     }
     claimed = everyones | {path for one in installed for path in one.record}
@@ -141,20 +147,3 @@ def _deviation(
         files=files,
         leftovers=leftovers,
     )
-
-
-def _members(environment: Environment, installed: Sequence[Installed]) -> list[Member]:
-    """The installed set for the rules. Files are not given: their digests are compared above."""
-    members = []
-    for one in installed:
-        try:
-            text = (environment.site / version_file(one.distribution)).read_text(errors="replace")
-        except OSError:
-            text = ""
-        members.append(
-            Member(
-                distribution=one.distribution, version=one.version,
-                build=build_from_version(text), place=one.folder.name,
-            )
-        )  # fmt: skip
-    return members

@@ -6,7 +6,7 @@ Format: https://packaging.python.org/specifications/recording-installed-packages
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -18,6 +18,8 @@ from packaging.version import InvalidVersion, Version
 from sm121.errors import UsageFault
 from sm121.files import sha256_file
 from sm121.repair.wheel import Entry, encode_digest, parse_record
+from sm121.rules.build import build_from_version, version_file
+from sm121.rules.engine import Member
 
 _HASHERS = 8
 
@@ -92,6 +94,24 @@ def _read(folder: Path) -> Installed:
         distribution=canonicalize_name(name), version=version, folder=folder, record=record,
         fault=", ".join(faults),
     )  # fmt: skip
+
+
+def family_members(environment: Environment, installed: Sequence[Installed]) -> list[Member]:
+    """The installed set for the rules (sm121.rules). Files are not given: who compares them does
+    so by content."""
+    members = []
+    for one in installed:
+        try:
+            text = (environment.site / version_file(one.distribution)).read_text(errors="replace")
+        except OSError:
+            text = ""
+        members.append(
+            Member(
+                distribution=one.distribution, version=one.version,
+                build=build_from_version(text), place=one.folder.name,
+            )
+        )  # fmt: skip
+    return members
 
 
 def differing(environment: Environment, wanted: Mapping[str, Entry]) -> dict[str, str]:

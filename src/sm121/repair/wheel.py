@@ -112,6 +112,16 @@ def parse_record(text: str) -> dict[str, Entry]:
     }
 
 
+def render_record(lines: Mapping[str, Entry], own: str) -> str:
+    """RECORD's text. own: its own path, which is listed without a digest."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name, entry in lines.items():
+        writer.writerow((name, entry.digest, "" if entry.size is None else entry.size))
+    writer.writerow((own, "", ""))
+    return text.getvalue()
+
+
 def record_digest(data: bytes) -> str:
     """As RECORD writes it: 'sha256=' and url-safe base64 without padding."""
     return encode_digest(hashlib.sha256(data).digest())
@@ -166,32 +176,32 @@ def rewrite_wheel(
     lines = {name: entry for name, entry in wheel.record.items() if name not in gone}
     for name, data in edits.items():
         lines[name] = Entry(digest=record_digest(data), size=len(data))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for name, entry in lines.items():
-        writer.writerow((name, entry.digest, "" if entry.size is None else entry.size))
-    writer.writerow((record_name, "", ""))
+    record = render_record(lines, record_name)
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(output, "w") as new:
         moment = old.getinfo(f"{wheel.dist_info}/METADATA").date_time
         for info in old.infolist():
             if info.filename not in edits and info.filename not in {*gone, record_name}:
-                _copy_stored(old, info, new)
-        for name, data in [*edits.items(), (record_name, text.getvalue().encode())]:
+                copy_member(old, info, new, copy.copy(info))
+        for name, data in [*edits.items(), (record_name, record.encode())]:
             fresh = zipfile.ZipInfo(name, moment)
             fresh.external_attr = 0o100644 << 16
             fresh.create_system = 3
             new.writestr(fresh, data)
 
 
-def _copy_stored(old: zipfile.ZipFile, info: zipfile.ZipInfo, new: zipfile.ZipFile) -> None:
-    """Copy one member without unpacking it (APPNOTE.TXT 4.3.7: local header, then data)."""
+def copy_member(
+    old: zipfile.ZipFile, info: zipfile.ZipInfo, new: zipfile.ZipFile, fresh: zipfile.ZipInfo
+) -> None:
+    """Copy one member without unpacking it (APPNOTE.TXT 4.3.7: local header, then data).
+
+    fresh: the copy's header, a copy of `info` that may have another name, time or mode.
+    """
     source, target = old.fp, new.fp
     assert source is not None
     assert target is not None
     source.seek(info.header_offset)
     name_size, extra_size = struct.unpack("<HH", source.read(30)[26:30])
     source.seek(info.header_offset + 30 + name_size + extra_size)
-    fresh = copy.copy(info)
     fresh.header_offset = target.tell()
     fresh.flag_bits &= ~0x08  # sizes are in the header, not in a descriptor after the data
     target.write(fresh.FileHeader())

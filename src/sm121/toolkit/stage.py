@@ -56,6 +56,11 @@ def host_lock_files(
     return list(locked_files(lock, target))
 
 
+def of_toolkit(file: LockedFile) -> bool:
+    """Is it of the target's toolkit: what is linked against, but never run here?"""
+    return file.distribution == "torch" or file.distribution.startswith("nvidia-")
+
+
 def _lock_digest(context: Context, target: Target) -> str:
     return context.memory.sha256(lock_path(context.layout.pins, context.stack_name, "host", target))
 
@@ -158,7 +163,7 @@ class ToolkitStage:
             else [
                 file
                 for file in host_lock_files(context, context.runtime, digests)
-                if file.distribution == "torch" or file.distribution.startswith("nvidia-")
+                if of_toolkit(file)
             ]
         )
         cache = Cache(context.layout.cache, context.memory)

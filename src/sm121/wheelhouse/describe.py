@@ -13,7 +13,9 @@ from sm121.files import HashMemory
 from sm121.lock.pylock import lock_path
 from sm121.patches.series import load_series
 from sm121.patches.stage import series_folder
+from sm121.pins.model import OVERLAY
 from sm121.repair.wheels import NOTICE
+from sm121.wheelhouse.gpu import judge_gpu
 from sm121.wheelhouse.manifest import (
     Base,
     Check,
@@ -26,14 +28,15 @@ from sm121.wheelhouse.manifest import (
 )
 
 # A build for deployment; anything less says so (sync refuses it unless told otherwise).
-_WHOLE_PROFILES = ("full",)
+# An overlay is all that upstream built; what of it sm_121 can't use is in its notices.
+_WHOLE_PROFILES = ("full", OVERLAY)
 
 
 def wheel_entry(
     path: Path,
     memory: HashMemory,
     *,
-    origin: Literal["built", "index", "repaired"],
+    origin: Literal["built", "index", "repaired", "overlay"],
     libraries: Mapping[str, Mapping[str, Any]] | None = None,
     original: OriginalEntry | None = None,
     changes: tuple[str, ...] = (),
@@ -58,6 +61,8 @@ def wheel_entry(
 
 def tools(results: Results) -> dict[str, str]:
     """What made the wheel: versions of the build's tools, compiler, native or cross."""
+    if "overlay" in results:
+        return {"build": "overlay", "release wheel": results["overlay"]["original"]["filename"]}
     return {
         **results["environment"]["tools"],
         "python": results["environment"]["python"],
@@ -66,13 +71,27 @@ def tools(results: Results) -> dict[str, str]:
     }
 
 
+def patch_entries(context: Context, results: Results) -> tuple[PatchEntry, ...]:
+    """The series and what became of it; in an overlay, file by file."""
+    sums = {p.name: p.sha256 for p in load_series(series_folder(context))}
+    fates = results["overlay"]["patches"] if "overlay" in results else {}
+    return tuple(
+        PatchEntry(
+            **{k: v for k, v in p.items() if k != "offset"} | fates.get(p["name"], {}),
+            sha256=sums[p["name"]],
+        )
+        for p in results["patch"]["patches"]
+    )
+
+
 def describe(
-    context: Context, results: Results, wheels: Sequence[WheelEntry], checks: Sequence[Check]
-) -> Manifest:
-    """The manifest. checks: verdicts on the set; the built wheel's own is added."""
+    context: Context, results: Results, ours: Path, wheels: Sequence[WheelEntry],
+    checks: Sequence[Check],
+) -> Manifest:  # fmt: skip
+    """The manifest. ours: vLLM's wheel. checks: verdicts on the set; that wheel's are added."""
     source, patch = results["source"], results["patch"]
     stack = context.stack
-    sums = {p.name: p.sha256 for p in load_series(series_folder(context))}
+    overlay = results.get("overlay")
     built = tuple(context.profile.components)
     left_out = {
         name: stack.left_out.get(name, f"not in profile {context.options.profile}")
@@ -81,6 +100,10 @@ def describe(
     }
     family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
     repaired = [w.filename for w in wheels if w.origin == "repaired"]
+    gpu, gpu_check = judge_gpu(context, ours, built=built, left_out=left_out)
+    notices = [f"{', '.join(repaired)}: {NOTICE}"] if repaired else []
+    if overlay and gpu_check.verdict != "passed":
+        notices.append(f"the binaries are upstream's own; {gpu_check.detail}")
     return Manifest(
         schema_version=1,
         stack=context.stack_name,
@@ -90,7 +113,7 @@ def describe(
         profile=context.options.profile,
         partial=context.options.profile not in _WHOLE_PROFILES,
         complete=context.options.with_deps,
-        notices=(f"{', '.join(repaired)}: {NOTICE}",) if repaired else (),
+        notices=tuple(notices),
         arch=context.arch,
         base=Base(
             version=stack.vllm.version,
@@ -99,13 +122,12 @@ def describe(
             provider_reason=source["reason"],
             sdist_sha256=stack.vllm.sdist_sha256,
         ),
-        patches=tuple(
-            PatchEntry(**{k: v for k, v in p.items() if k != "offset"}, sha256=sums[p["name"]])
-            for p in patch["patches"]
-        ),
-        patched_commit=patch["commit"],
+        patches=patch_entries(context, results),
+        patched_commit=overlay["commit"] if overlay else patch["commit"],
         lock_sha256={family.name: context.memory.sha256(family)},
-        components=ComponentEntry(built=built, left_out=left_out),
+        components=ComponentEntry(
+            built=built, left_out=left_out, gpu=gpu, contents=overlay["contents"] if overlay else {}
+        ),
         tools=tools(results),
         wheels=tuple(wheels),
         checks=(
@@ -114,6 +136,7 @@ def describe(
                 verdict="passed",
                 detail="platform, version, components, NEEDED, RUNPATH, build paths, METADATA",
             ),
+            gpu_check,
             *checks,
         ),
     )

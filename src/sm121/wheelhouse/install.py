@@ -73,6 +73,8 @@ def install(env: Path, python: str | None, allow_partial: bool) -> None:
     check_target(env)
     count = verify()
     print(f"{count} files are as SHA256SUMS says")
+    for notice in manifest.get("notices", []):
+        print(f"note: {notice}")
     env.parent.mkdir(parents=True, exist_ok=True)
     # On the file system of the environment, so that uv can link instead of copying.
     scratch = Path(tempfile.mkdtemp(prefix=f".{env.name}-", dir=env.parent))

@@ -36,20 +36,53 @@ class Base(Entry):
 
 
 class PatchEntry(Entry):
+    """status: `applied in part` and `left out` only in an overlay, with the reason. files, of
+    an overlay: what it changes in the wheel; not_applied: its other files and why."""
+
     name: str
     subject: str
-    status: Literal["applied", "upstreamed"]
+    status: Literal["applied", "applied in part", "left out", "upstreamed"]
     upstream_status: str
     commit: str
     patch_id: str
     sha256: Sha256
+    reason: str = ""
+    files: tuple[str, ...] = ()
+    not_applied: dict[str, str] = {}
+
+
+class GpuEntry(Entry):
+    """What the target's GPU gets of one file: objects with native code (sass), with code that
+    the driver compiles at first use (ptx), with nothing (none). why: policy's reason where
+    that is not all native. As verify-abi has it (its report's `components`)."""
+
+    component: str
+    file: str
+    sass: int
+    ptx: int
+    none: int
+    bytes: int
+    archs: dict[str, int]
+    verdict: str
+    result: Literal["pass", "fail"]
+    why: str
+
+
+class ContentEntry(Entry):
+    """Number and bytes of the files that belong together."""
+
+    files: int
+    bytes: int
 
 
 class ComponentEntry(Entry):
-    """built: what is in. left_out: name and reason; nothing is left out in silence."""
+    """built: what is in. left_out: name and reason; nothing is left out in silence. contents,
+    of an overlay: all that the release's wheel holds, by component."""
 
     built: tuple[str, ...]
     left_out: dict[str, str]
+    gpu: tuple[GpuEntry, ...] = ()
+    contents: dict[str, ContentEntry] = {}
 
 
 class LibraryEntry(Entry):
@@ -58,32 +91,33 @@ class LibraryEntry(Entry):
 
 
 class OriginalEntry(Entry):
-    """The vendor's file that a repaired wheel was made of."""
+    """The vendor's file that a repaired wheel or an overlay was made of."""
 
     filename: str
     sha256: Sha256
 
 
 class WheelEntry(Entry):
-    """origin: compiled here, as the index has it, or repaired. original, changes: of a
-    repaired one, what it was made of and what was done (never to a binary)."""
+    """origin: compiled here, as the index has it, repaired, or an overlay. original, changes:
+    of the last two, what it was made of and what was done (never to a binary)."""
 
     filename: str
     distribution: str
     version: str
     size: int
     sha256: Sha256
-    origin: Literal["built", "index", "repaired"]
+    origin: Literal["built", "index", "repaired", "overlay"]
     libraries: dict[str, LibraryEntry] = {}
     original: OriginalEntry | None = None
     changes: tuple[str, ...] = ()
 
 
 class Check(Entry):
-    """A check and its verdict; `not run` has the reason in detail."""
+    """A check and its verdict; `not run` has the reason in detail. `allowed`: it did not pass,
+    and policy says why that may be."""
 
     name: str
-    verdict: Literal["passed", "failed", "not run"]
+    verdict: Literal["passed", "allowed", "failed", "not run"]
     detail: str
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sm121.abi.policy.load import DEFAULT as POLICY
 from sm121.compile.stage import CompileStage
 from sm121.context import Context, Results
 from sm121.errors import CheckFailed
@@ -33,18 +34,19 @@ class WheelhouseStage:
         return f"wheelhouse/{context.layout.wheelhouse}"
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
-        compiled = results["compile"]
+        made = made_wheel(results)
         inputs = {
             "stack": context.stack_name,
             "target": context.options.target,
             "profile": context.options.profile,
-            "our wheel": str(compiled["sha256"]),
+            "our wheel": str(made["sha256"]),
             "reasons for leaving components out": sha256_text(
                 *(f"{k}={v}" for k, v in context.stack.left_out.items())
             ),
             "patched commit": str(results["patch"]["commit"]),
             "source": str(results["source"]["reason"]),
             "tools": json.dumps(tools(results), sort_keys=True),
+            "policy of GPU code": context.memory.sha256(POLICY),
             "dependencies": "with" if context.options.with_deps else "without",
         }
         if context.options.with_deps:
@@ -66,16 +68,18 @@ class WheelhouseStage:
         if (final / MANIFEST).is_file():
             for fault in verify_sums(context, final):
                 context.ui.note(f"in the wheelhouse until now: {fault}")
-        compiled = results["compile"]
-        wheel = CompileStage().dist(context) / str(compiled["wheel"])
+        made = made_wheel(results)
+        wheel = CompileStage().dist(context) / str(made["wheel"])
         with fresh_directory(final) as fresh:
             # wheelhouse/README.md belongs to the repository, not to a build.
             if (final / "README.md").is_file():
                 shutil.copy2(final / "README.md", fresh / "README.md")
             place(wheel, fresh / wheel.name)
             ours = wheel_entry(
-                fresh / wheel.name, context.memory, origin="built",
-                libraries=compiled["libraries"],
+                fresh / wheel.name, context.memory,
+                origin="overlay" if "original" in made else "built", libraries=made["libraries"],
+                original=OriginalEntry(**made["original"]) if "original" in made else None,
+                changes=tuple(made.get("changes", ())),
             )  # fmt: skip
             entries, checks = [ours], [_NO_DEPENDENCIES]
             if context.options.with_deps:
@@ -83,7 +87,7 @@ class WheelhouseStage:
                 (fresh / PYLOCK).write_text(wheelhouse_lock(context, entries), encoding="utf-8")
                 shutil.copyfile(INSTALLER, fresh / INSTALLER.name)
                 wheels, checks = check_set(fresh, load_rules(context.layout.pins), context.runtime)
-            described = describe(context, results, entries, checks)
+            described = describe(context, results, fresh / wheel.name, entries, checks)
             manifest = render(described)
             (fresh / MANIFEST).write_text(manifest, encoding="utf-8")
             if context.options.with_deps:
@@ -96,6 +100,11 @@ class WheelhouseStage:
             # Renamed with the folder: the same files, known by their hash already.
             context.memory.moved(fresh / name, final / name)
         return {"manifest": sha256_text(manifest)}
+
+
+def made_wheel(results: Results) -> Mapping[str, Any]:
+    """Result of the stage that made our wheel: `overlay` in that profile, else `compile`."""
+    return results["overlay"] if "overlay" in results else results["compile"]
 
 
 _NO_DEPENDENCIES = Check(

@@ -86,10 +86,11 @@ def compiled_here(version: str) -> bool:
 class GpuExempt(Exempt):
     """Objects with no native code for the target, and why that is right.
 
-    objects: how many at most, or 'any'. ptx: PTX targets that the driver may compile from
+    target: only there; None: everywhere. objects: how many at most, or 'any'. ptx: PTX targets that the driver may compile from
     (for `ptx-only`); empty: any.
     """
 
+    target: TargetName | None = None
     objects: int | Literal["any"] = "any"
     ptx: tuple[str, ...] = ()
 

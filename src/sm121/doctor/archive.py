@@ -1,0 +1,110 @@
+"""`--report`: one archive for a bug report, with nothing secret in it (see mask)."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sm121.doctor.machine import Machine
+from sm121.doctor.mask import masker
+from sm121.doctor.model import Diagnosis, to_json
+from sm121.files import write_atomic
+from sm121.wheelhouse.manifest import FILE as MANIFEST
+
+NAME = "sm121-report"
+_TAIL = 400  # lines of a log
+_LARGEST = 4 << 20
+# By name, so that nothing else of a person's environment gets in.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "MAX_JOBS", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")  # fmt: skip
+_PREFIXES = ("SM121_", "UV_", "VLLM_", "NCCL_", "TRITON_", "FLASHINFER_", "CCACHE_")
+
+
+def write_report(machine: Machine, diagnosis: Diagnosis, output: Path) -> list[str]:
+    """Write a .tar.gz; returns the names in it. Every text goes through mask()."""
+    hide = masker(machine.environment)
+    buffer = io.BytesIO()
+    names: list[str] = []
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
+        for name, text in _members(machine, diagnosis):
+            data = hide(text).encode()
+            info = tarfile.TarInfo(f"{NAME}/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+            names.append(name)
+    write_atomic(output, buffer.getvalue())
+    return names
+
+
+def _members(machine: Machine, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    layout = machine.context.layout
+    yield "doctor.json", to_json(diagnosis)
+    yield "versions.txt", _versions(layout.root)
+    yield "environment.txt", _variables(machine.environment)
+    files = {
+        "state.json": layout.state,
+        "manifest.json": layout.wheelhouse / MANIFEST,
+        f"pins/{machine.context.stack_name}/stack.toml":
+            layout.pins / machine.context.stack_name / "stack.toml",
+        "pins/rules.toml": layout.pins / "rules.toml",
+        f"patches/vllm/{machine.context.stack_name}/series":
+            layout.patches / "vllm" / machine.context.stack_name / "series",
+        **{f"reports/{f.name}": f for f in sorted((layout.build / "reports").glob("*.json"))},
+    }  # fmt: skip
+    for name, file in files.items():
+        if (text := _text(file)) is not None:
+            yield name, text
+    for log in sorted(layout.log.rglob("*.log")):
+        if (text := _text(log, tail=_TAIL)) is not None:
+            yield f"log/{log.relative_to(layout.log)}", text
+    for name in ("/etc/os-release", "/proc/driver/nvidia/version", "/proc/meminfo"):
+        if text := machine.read(name):
+            yield f"system{name}", text
+
+
+def _text(file: Path, *, tail: int = 0) -> str | None:
+    """A file's text, or its last lines; None if there is none."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > _LARGEST:
+                stream.seek(size - _LARGEST)
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return None
+    if size > _LARGEST and not tail:
+        return f"(left out: {size} bytes)\n"
+    lines = text.splitlines()
+    if tail and len(lines) > tail:
+        lines = [f"(the last {tail} lines)", *lines[-tail:]]
+    return "\n".join(lines) + "\n"
+
+
+def _versions(root: Path) -> str:
+    """What runs us, and which commit of the project it is."""
+    packages = sorted(
+        f"{d.metadata['Name']}=={d.version}" for d in importlib.metadata.distributions()
+    )
+    head = (root / ".git/HEAD").read_text().strip() if (root / ".git/HEAD").is_file() else "no git"
+    if head.startswith("ref: ") and (ref := root / ".git" / head[5:]).is_file():
+        head = f"{head[5:]} {ref.read_text().strip()}"
+    facts = {"sm121": head, "python": platform.python_version(), "platform": platform.platform()}
+    return json.dumps(facts, indent=1) + "\n" + "\n".join(packages) + "\n"
+
+
+def _variables(environment: Mapping[str, str]) -> str:
+    """Variables that decide something here; of the others not even the names."""
+    return "".join(
+        f"{name}={value}\n"
+        for name, value in sorted(environment.items())
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    )

@@ -1,0 +1,1 @@
+"""Profile `overlay`: the release's own wheel, with our Python-only patches over its Python."""

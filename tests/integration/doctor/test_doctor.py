@@ -1,0 +1,284 @@
+"""`doctor` through the command line and on made-up machines with real programs on PATH."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sm121.__main__ import main
+from sm121.context import Context
+from sm121.doctor.gpu import check_gpu
+from sm121.doctor.machine import Machine
+from sm121.doctor.model import SCHEMA_FILE, Check
+from sm121.doctor.tools import check_nvcc
+from support.environments import snapshot
+from support.stacks import minimal
+from support.upstream import make_checkout
+
+
+@dataclass
+class Doctor:
+    root: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *argv: str, code: int = 0) -> str:
+        assert main(["doctor", *argv]) == code, self.capsys.readouterr().err
+        out, err = self.capsys.readouterr()
+        assert "Traceback" not in err
+        return err + out
+
+    def json(self, *argv: str, code: int = 0) -> dict[str, Any]:
+        file = self.root.parent / "doctor.json"
+        self.run("--offline", f"--json={file}", *argv, code=code)
+        data: dict[str, Any] = json.loads(file.read_text())
+        jsonschema.validate(data, json.loads(SCHEMA_FILE.read_text()))
+        return data
+
+
+@pytest.fixture
+def doctor(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Doctor]:
+    checkout = make_checkout(tmp_path / "checkout", minimal())
+    (checkout / "pins/rules.toml").write_bytes((root / "pins/rules.toml").read_bytes())
+    monkeypatch.chdir(checkout)
+    before = signal.getsignal(signal.SIGTERM)
+    yield Doctor(checkout, capsys)
+    signal.signal(signal.SIGTERM, before)
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    """A program that prints a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    path.chmod(0o755)
+    return path
+
+
+def one(checks: Iterator[Check], name: str) -> Check:
+    (found,) = (check for check in checks if check.name == name)
+    return found
+
+
+def test_json_is_valid_and_each_problem_has_cause_and_remedy(doctor: Doctor) -> None:
+    data = doctor.json(code=1)  # offline, and the cache is empty
+    levels = {check["name"]: check for check in data["checks"]}
+    assert {"system", "memory", "cores", "disk", "build folder", "git", "compilers", "GPU", "driver",
+            "nvcc", "ulimit -l", "vllm in the way", "package index"} <= levels.keys()  # fmt: skip
+    for check in data["checks"]:
+        bad = {check["build"], check["run"]} & {"warning", "fault"}
+        assert bool(check["cause"]) == bool(check["remedy"]) == bool(bad), check
+    assert (data["role"], data["result"]) == ("build", "fail")
+    assert [plan["profile"] for plan in data["plans"]] == ["smoke"]
+
+
+def test_it_changes_nothing(doctor: Doctor) -> None:
+    before = snapshot(doctor.root)
+    doctor.run("--offline", code=1)
+    assert snapshot(doctor.root) == before
+
+
+def test_json_alone_on_standard_output(doctor: Doctor) -> None:
+    assert main(["doctor", "--offline", "--json"]) == 1
+    assert json.loads(doctor.capsys.readouterr().out)["schema_version"] == 1
+
+
+def test_the_asked_role_decides(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an empty PATH can't build; what is missing is named (cases.md 20)."""
+    monkeypatch.setenv("PATH", "")
+    said = doctor.run("--offline", "--for", "run", code=1)
+    assert "This machine can't run stack 1.2.3" in said
+    data = doctor.json(code=1)
+    levels = {check["name"]: check for check in data["checks"]}
+    assert levels["git"]["build"] == levels["compilers"]["build"] == "fault"
+    assert "apt-get install" in levels["compilers"]["remedy"] or "install" in levels["compilers"]["remedy"]  # fmt: skip
+    assert levels["compiler of this machine"]["run"] == "fault"
+
+
+def test_wrong_usage(doctor: Doctor) -> None:
+    assert "--for" in doctor.run("--for", "fly", code=2)
+    assert "no profile 'smok'" in doctor.run("--profile", "smok", code=2)
+    assert "not a virtual environment" in doctor.run("--offline", "--env", "/nonexistent", code=2)
+
+
+def test_unreachable_index_and_its_password(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://ada:hunter2secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    file = doctor.root.parent / "d.json"
+    said = doctor.run(f"--json={file}", code=1)
+    (check,) = (c for c in json.loads(file.read_text())["checks"] if c["name"] == "package index")
+    assert check["build"] == "fault"
+    assert "could not be reached" in check["found"]
+    assert "127.0.0.1:9" in check["cause"]
+    assert "hunter2secret" not in said + file.read_text()
+
+
+NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {}, V{}.88"
+
+
+@pytest.mark.parametrize(
+    ("shell", "service", "home", "release", "level"),
+    [
+        (True, True, False, "13.0", "ok"),
+        (True, False, False, "13.0", "warning"),  # ~/.bashrc put it there
+        (False, True, False, "13.0", "ok"),
+        (False, False, False, "13.0", "fault"),  # only in /usr/local/cuda
+        (False, False, True, "13.0", "ok"),  # CUDA_HOME says where
+        (True, True, False, "12.8", "fault"),
+        (True, True, False, "13.2", "warning"),
+    ],
+)
+def test_nvcc_that_the_service_sees(
+    small: Context, tmp_path: Path, shell: bool, service: bool, home: bool, release: str, level: str
+) -> None:
+    """cases.md 20."""
+    cuda = tmp_path / "usr/local/cuda"
+    program(cuda / "bin", "nvcc", NVCC.format(release, release))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/environment").write_text(
+        f"PATH={cuda}/bin\n" if service else "PATH=/nowhere\n"
+    )
+    environment = {"PATH": str(cuda / "bin") if shell else ""}
+    if home:
+        environment["CUDA_HOME"] = str(cuda)
+    check = one(check_nvcc(Machine(context=small, root=tmp_path, environment=environment)), "nvcc")
+    assert (check.build, check.run) == ("not needed", level)
+    assert f"CUDA {release}" in check.found
+    if level == "warning" and not service:
+        assert "/nowhere" in check.cause
+        assert f"{cuda}/bin" in check.remedy
+
+
+def test_no_nvcc_anywhere(small: Context, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/environment").write_text("PATH=/nowhere\n")
+    check = one(check_nvcc(Machine(context=small, root=tmp_path, environment={})), "nvcc")
+    assert check.run == "fault"
+    assert "CUDA 13.0 toolkit" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("smi", "gpu", "driver"),
+    [
+        ("NVIDIA GB10, 12.1, [N/A], 580.95.05", "ok", "ok"),
+        ("NVIDIA GB10, 12.1, [N/A], 570.10", "ok", "fault"),
+        ("NVIDIA GeForce RTX 5090, 12.0, 32607, 580.95.05", "fault", "ok"),
+        ("NVIDIA GB10, 12.1, [N/A], 580.95.05\nNVIDIA L4, 8.9, 23034, 580.95.05", "warning", "ok"),
+    ],
+)
+def test_gpu_and_driver(small: Context, tmp_path: Path, smi: str, gpu: str, driver: str) -> None:
+    program(tmp_path / "bin", "nvidia-smi", smi)
+    machine = Machine(context=small, root=tmp_path, environment={"PATH": f"{tmp_path}/bin:/bin"})
+    checks = list(check_gpu(machine))
+    assert one(iter(checks), "GPU").run == gpu
+    assert one(iter(checks), "driver").run == driver
+    assert ("unified memory" in {c.name for c in checks}) == ("GB10" in smi)
+    assert all(c.build in ("not needed", "ok") for c in checks)
+
+
+def test_driver_of_the_kernel_counts_first(small: Context, tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build\n"
+    )
+    checks = list(check_gpu(Machine(context=small, root=tmp_path, environment={})))
+    assert one(iter(checks), "driver").run == "ok"
+    assert "gpus all" in one(iter(checks), "GPU").remedy
+
+
+def install(site: Path, name: str, release: str, **files: str) -> None:
+    info = site / f"{name}-{release}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+    (info / "RECORD").write_text("")
+    for path, text in files.items():
+        file = site / name / f"{path}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+def test_environment_by_the_rules_that_the_other_verbs_use(doctor: Doctor, tmp_path: Path) -> None:
+    """cases.md 1 and 9: a CPU torch, and tilelang beside a tvm-ffi that breaks it."""
+    env = tmp_path / "env"
+    site = env / "lib/python3.12/site-packages"
+    site.mkdir(parents=True)
+    (env / "pyvenv.cfg").write_text("")
+    install(site, "torch", "2.11.0", version="__version__ = '2.11.0+cpu'\n")
+    install(site, "tilelang", "0.1.9")
+    install(site, "apache_tvm_ffi", "0.1.13")
+    (site / "halved-1.0.dist-info").mkdir()
+    data = doctor.json("--for", "run", "--env", str(env), code=1)
+    faults = {c["name"]: c for c in data["checks"] if c["run"] == "fault"}
+    assert "found +cpu" in faults["rule torch-cpu"]["found"] or "cpu" in faults["rule torch-cpu"]["found"]  # fmt: skip
+    assert "tvm::ffi::json::Stringify" in faults["rule tvm-ffi-symbols"]["cause"]
+    assert "METADATA is missing" in faults["environment"]["found"]
+    assert f"repair -- --env {env}" in faults["rule torch-cpu"]["remedy"]
+
+
+def test_sound_environment(doctor: Doctor, tmp_path: Path) -> None:
+    site = tmp_path / "env/lib/python3.12/site-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "env/pyvenv.cfg").write_text("")
+    install(site, "tilelang", "0.1.9")
+    data = doctor.json("--env", str(tmp_path / "env"), code=1)
+    (check,) = (c for c in data["checks"] if c["name"] == "environment")
+    assert check["run"] == "ok"
+    assert "rules hold" in check["found"]
+
+
+SECRETS = ("hunter2secret", "tok-abcdef123", "netrc-pass-9", "s3cr3t-in-log", "Bearer-xyz-987654")
+
+
+def test_report_has_what_is_needed_and_nothing_secret(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home-of-ada"
+    home.mkdir()
+    (home / ".netrc").write_text("machine index.example login ada password netrc-pass-9\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://ada:hunter2secret@index.example/simple")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "tok-abcdef123")
+    monkeypatch.setenv("HF_TOKEN", "tok-abcdef123")
+    monkeypatch.setenv("UNRELATED_VARIABLE", "private-value")
+    log = doctor.root / "build/log/compile.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        "".join(f"line {n}\n" for n in range(1000))
+        + "$ GIT_PASSWORD=s3cr3t-in-log git fetch https://x:s3cr3t-in-log@host/\n"
+        + f"Authorization: Bearer Bearer-xyz-987654\nin {home}/src: tok-abcdef123 netrc-pass-9\n"
+        + "error: the last line\n"
+    )
+    (doctor.root / "build/state.json").write_text(
+        json.dumps({"schema": 1, "stages": {}, "url": "https://ada:hunter2secret@index.example/"})
+    )
+    output = tmp_path / "report.tar.gz"
+    said = doctor.run("--offline", f"--report={output}", code=1)
+    assert f"Wrote {output}" in said
+    with tarfile.open(output) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive.getmembers()}  # type: ignore[union-attr]
+    everything = "\n".join([*texts, *texts.values()])
+    for secret in (*SECRETS, "private-value", "home-of-ada", "UNRELATED_VARIABLE"):
+        assert secret not in everything, secret
+    names = {name.removeprefix("sm121-report/") for name in texts}
+    assert {"doctor.json", "versions.txt", "environment.txt", "state.json", "log/compile.log",
+            "pins/1.2.3/stack.toml", "patches/vllm/1.2.3/series"} <= names  # fmt: skip
+    tail = texts["sm121-report/log/compile.log"]
+    assert tail.endswith("error: the last line\n")
+    assert "line 999\n" in tail
+    assert "line 10\n" not in tail
+    jsonschema.validate(
+        json.loads(texts["sm121-report/doctor.json"]), json.loads(SCHEMA_FILE.read_text())
+    )
+    assert json.loads(texts["sm121-report/state.json"])["url"] == "https://***@index.example/"
+    assert "UV_DEFAULT_INDEX=https://***@index.example/simple" in texts["sm121-report/environment.txt"]  # fmt: skip

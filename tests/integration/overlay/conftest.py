@@ -1,0 +1,6 @@
+"""Small real ELF files for release wheels."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit/abi"))  # make.py

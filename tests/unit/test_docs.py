@@ -1,0 +1,37 @@
+"""docs/patches.md names the series as it is, and tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def tables(root: Path) -> list[list[str]]:
+    """The patches that each table's first column names, of tables that name any."""
+    text = (root / "docs/patches.md").read_text()
+    found = [
+        re.findall(r"^\| `([a-z0-9-]+)` \|", part, re.MULTILINE) for part in text.split("\n## ")
+    ]
+    return [names for names in found if len(names) > 4]
+
+
+def test_each_patch_has_its_row_and_its_tests(root: Path, stack_name: str) -> None:
+    series = (root / "patches/vllm" / stack_name / "series").read_text().splitlines()
+    listed = [line.removesuffix(".patch") for line in series if line and not line.startswith("#")]
+    assert tables(root) == [listed, listed]
+
+
+def test_tests_that_the_docs_name_exist(root: Path) -> None:
+    named: set[tuple[str, str]] = set()
+    for cell in (root / "docs/patches.md").read_text().split("|"):
+        file = ""
+        for written, test in re.findall(r"`([\w/]*\.py)?::(test_\w+)`", cell):
+            file = written or file
+            named.add((file, test))
+    assert len(named) >= 30
+    missing = [
+        f"{file}::{test}"
+        for file, test in sorted(named)
+        if f"\ndef {test}(" not in (root / "tests/integration" / file).read_text()
+    ]
+    assert missing == []
