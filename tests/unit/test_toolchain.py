@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sm121.compile import toolchain
+from sm121.compile.stage import forget_generated
 from sm121.compile.toolchain import (
     NVCC_PREFIX_MAP,
     Tools,
@@ -211,3 +212,17 @@ def test_compiler_cache_is_the_one_on_path(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "ccache").write_text("#!/bin/sh\n")
     (tmp_path / "ccache").chmod(0o755)
     assert compiler_cache(str(tmp_path)) == "ccache"
+
+
+def test_cmake_forgets_that_it_has_generated_what_is_gone(tmp_path: Path) -> None:
+    """It runs a generating script only if the script's hash is not the one that it remembers."""
+    cache = tmp_path / "temp.linux/CMakeCache.txt"
+    cache.parent.mkdir()
+    cache.write_text(
+        "//x\nMOE_MARLIN_GEN_SCRIPT_HASH_AND_ARCH:STRING=82e9(ARCH:12.0)\nCMAKE_BUILD_TYPE:STRING=Release\n"
+    )
+    forget_generated(tmp_path)
+    assert cache.read_text() == "//x\nCMAKE_BUILD_TYPE:STRING=Release\n"
+    before = cache.stat()
+    forget_generated(tmp_path)
+    assert (cache.stat().st_ino, cache.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

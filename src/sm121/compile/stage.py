@@ -69,6 +69,12 @@ def make_tools(context: Context) -> Tools:
     )
 
 
+# Where vLLM's CMake lets scripts write kernels, when it configures (Marlin, Machete: generate*.py).
+# It runs a script again only if the script changed, and then the script removes its old files. So
+# they belong to the ninja tree: without them it would build libraries that lack these kernels.
+GENERATED = "csrc/"
+
+
 class CompileStage:
     name = "compile"
 
@@ -167,10 +173,9 @@ class CompileStage:
         work = self.work(context)
         work.mkdir(parents=True, exist_ok=True)
         repository = Repository(context.layout.source / REPOSITORY)
-        rewritten = repository.checkout(str(results["patch"]["commit"]), self.tree(context))
-        context.ui.say(
-            f"       tree        {len(rewritten)} file(s) rewritten in {self.tree(context)}"
-        )
+        commit, tree = str(results["patch"]["commit"]), self.tree(context)
+        rewritten = repository.checkout(commit, tree, keep=GENERATED)
+        context.ui.say(f"       tree        {len(rewritten)} file(s) rewritten in {tree}")
         environment = self.environment(context, results, tools)
         jobs = int(environment["MAX_JOBS"])
         # CMake remembers compilers and torch: another toolchain gets another ninja tree. (Not
@@ -185,6 +190,8 @@ class CompileStage:
         for other in work.glob("ninja-*"):
             if other != output:
                 remove_tree(other)
+        if not any(name.startswith(GENERATED) for name in repository.untracked(tree)):
+            forget_generated(output)
         built = run_setup(
             tree=self.tree(context),
             output=output,
@@ -200,7 +207,7 @@ class CompileStage:
         )
         # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
         # there afterwards shall be a person's edits only.
-        repository.checkout(str(results["patch"]["commit"]), self.tree(context))
+        repository.checkout(commit, tree, keep=GENERATED)
         version = environment["VLLM_VERSION_OVERRIDE"]
         wanted_name = f"vllm-{version}-{ABI}-abi3-linux_{tools.machine}.whl"
         libraries = check_wheel(
@@ -231,3 +238,12 @@ class CompileStage:
                 for name, lib in libraries.items()
             },
         }
+
+
+def forget_generated(ninja_tree: Path) -> None:
+    """Make CMake run the generating scripts again: what they wrote is gone (a tree made anew)."""
+    for cache in ninja_tree.glob("temp.*/CMakeCache.txt"):
+        lines = cache.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if "_GEN_SCRIPT_HASH" not in line]
+        if kept != lines:
+            write_atomic(cache, "".join(kept))
