@@ -288,16 +288,16 @@ class Repository:
             output = str(self._git.patch_id("--stable", istream=stream))
         return output.split(" ", 1)[0]
 
-    def checkout(self, commit: str, folder: Path) -> list[str]:
+    def checkout(self, commit: str, folder: Path, *, keep: str = "") -> list[str]:
         """Make a working tree equal a commit; returns the paths that were rewritten.
 
         Only files whose content differs are written, so that ninja rebuilds only what a
         patch touched. Files that the commit does not have are removed (third-party trees
         that vLLM's setup copied in, build leftovers, a user's own files): nothing left over
-        may reach a wheel.
+        may reach a wheel. keep: path from the top, as 'csrc/', below which they stay.
         """
-        index = folder.with_name(f"{folder.name}.index")
-        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+        env = self._of(folder)
+        index = Path(env["GIT_INDEX_FILE"])
         if not folder.is_dir() or not index.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             self._git.read_tree("--empty", env=env)
@@ -310,7 +310,8 @@ class Repository:
         self._git.read_tree("--reset", "-u", commit, env=env)
         self._git.checkout_index("--all", "--force", "-q", env=env)
         # Only now: what was left over before may be a file of this commit.
-        leftovers = self._names(self._git.ls_files("--others", "-z", env=env))
+        found = self.untracked(folder)
+        leftovers = [name for name in found if not (keep and name.startswith(keep))]
         for name in leftovers:
             remove_tree(folder / name.rstrip("/"))  # a nested repository is listed as "name/"
         self._remove_empty(folder, leftovers)
@@ -318,10 +319,20 @@ class Repository:
         write_atomic(folder.with_name(f"{folder.name}.commit"), commit)
         return sorted(before)
 
+    @staticmethod
+    def _of(folder: Path) -> dict[str, str]:
+        """Environment of git for a working tree that `checkout` made."""
+        index = folder.with_name(f"{folder.name}.index")
+        return {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+
+    def untracked(self, folder: Path) -> list[str]:
+        """Files of a working tree that `checkout` did not write; a nested repository as 'name/'."""
+        env = self._of(folder)
+        return self._names(self._git.ls_files("--others", "-z", env=env))
+
     def edited(self, folder: Path) -> list[str]:
         """Files of a working tree that differ from what `checkout` wrote."""
-        index = folder.with_name(f"{folder.name}.index")
-        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+        env = self._of(folder)
         self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
         return self._names(self._git.diff_files("--name-only", "-z", env=env))
 

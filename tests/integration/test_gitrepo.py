@@ -262,6 +262,26 @@ def test_checkout_puts_edited_files_back_and_removes_leftovers(
     assert not (out / "third_party").exists()
 
 
+def test_checkout_keeps_what_was_generated_where_it_is_told_to(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """vLLM's CMake writes kernels below csrc/; ninja compiles them again if they are new."""
+    out = tmp_path / "work/src"
+    commit = bring(repository, fill(tmp_path / "tree"))
+    repository.checkout(commit, out)
+    for name in ("csrc/moe/kernel_1.cu", "vllm/_version.py", "csrc2/x"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("made by a script")
+    age(out)
+    kept = (out / "csrc/moe/kernel_1.cu").stat()
+    assert repository.untracked(out) == ["csrc/moe/kernel_1.cu", "csrc2/x", "vllm/_version.py"]
+    repository.checkout(commit, out, keep="csrc/")
+    assert repository.untracked(out) == ["csrc/moe/kernel_1.cu"]
+    assert (out / "csrc/moe/kernel_1.cu").stat().st_mtime_ns == kept.st_mtime_ns
+    repository.checkout(commit, out)
+    assert repository.untracked(out) == []
+
+
 def test_checkout_follows_files_that_become_folders_and_back(
     repository: Repository, tmp_path: Path
 ) -> None:

@@ -153,6 +153,24 @@ def test_ninja_lines_become_done_total_and_time_left(clock) -> None:
     ]
 
 
+def test_time_left_is_by_what_the_objects_left_cost(clock) -> None:
+    """The long ones come first: of 100 s of work, 90 are done after the first of three."""
+    bar = Bar()
+    ninja = NinjaProgress(bar, {"long.o": 90.0, "b.o": 6.0, "c.o": 4.0}, _started=0.0)
+    clock.now = 180.0
+    ninja("[sm121 1/3] Building CUDA object long.o")
+    ninja("[sm121 2/3] Building CUDA object b.o")
+    assert [text.split("about ")[1] for text, _ in bar.texts] == ["20 s left", "7.5 s left"]
+
+
+def test_object_never_measured_leaves_the_estimate_by_number(clock) -> None:
+    bar = Bar()
+    ninja = NinjaProgress(bar, {"other.o": 90.0}, _started=0.0)
+    clock.now = 30.0
+    ninja("[sm121 1/4] Building CXX object a.o")
+    assert "about 1 min 30 s left" in bar.texts[0][0]
+
+
 def test_only_compiled_objects_are_counted(clock) -> None:
     ninja = NinjaProgress(Bar())
     for line in (

@@ -1,57 +1,43 @@
-"""cases.md 12: as many compilers as cores and memory allow."""
+"""As many compilers as cores, and how much memory there is (cases.md 12)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from sm121.compile import jobs as jobs_module
-from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile import memory as memory_module
+from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.memory import available_memory
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("cores", "free_gib", "per_job", "count"),
-    [
-        (20, 128, 10, 12),  # a Spark: twenty nvcc of 10 GB would take 200
-        (20, 128, 1.5, 20),
-        (2, 24, 1.5, 2),
-        (16, 4, 1.5, 1),
-        (16, 0.5, 10, 1),  # one job is the least, however little there is
-        (1, 512, 1.5, 1),
-    ],
-)
-def test_jobs_by_cores_and_memory(cores: int, free_gib: float, per_job: float, count: int) -> None:
-    jobs = choose_jobs(
-        asked=None, memory_per_job_gib=per_job, cores=cores, available=int(free_gib * GIB)
-    )
-    assert jobs.count == count
-    assert ("memory" in jobs.reason) == (count < cores)
-    assert str(count) in jobs.reason
+def test_one_job_a_core_and_all_memory_but_two_gib() -> None:
+    jobs = choose_jobs(asked=None, cores=20, available=128 * GIB)
+    assert (jobs.count, jobs.memory) == (20, 126 * GIB)
+    assert jobs.reason == "20 jobs, one a core; together they take at most 126.0 GiB"
 
 
-def test_two_gib_stay_for_the_machine() -> None:
-    jobs = choose_jobs(asked=None, memory_per_job_gib=1, cores=64, available=10 * GIB)
-    assert jobs.count == 8
+def test_asked_number_wins_and_memory_stays_limited() -> None:
+    jobs = choose_jobs(asked=40, cores=20, available=64 * GIB)
+    assert (jobs.count, jobs.memory) == (40, 62 * GIB)
+    assert "--jobs 40" in jobs.reason
 
 
-def test_asked_number_wins_and_too_many_are_remarked() -> None:
-    many = choose_jobs(asked=20, memory_per_job_gib=10, cores=20, available=64 * GIB)
-    assert many.count == 20
-    assert "memory suggests at most 6" in many.reason
-    few = choose_jobs(asked=2, memory_per_job_gib=10, cores=20, available=64 * GIB)
-    assert (few.count, few.reason) == (2, "--jobs 2")
+def test_no_memory_to_speak_of_is_a_budget_of_nothing() -> None:
+    """One compile at a time runs then (test_budget)."""
+    assert choose_jobs(asked=None, cores=4, available=GIB).memory == 0
 
 
 def fake_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).write_text(text)
-    monkeypatch.setattr(jobs_module, "_CGROUP", folder)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=50 * GIB))
+    (folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {50 * GIB // 1024} kB\n")
+    monkeypatch.setattr(memory_module, "_CGROUP", str(folder))
+    monkeypatch.setattr(memory_module, "_MEMINFO", str(folder / "meminfo"))
 
 
 @pytest.mark.parametrize(
@@ -94,4 +80,4 @@ def test_only_cores_that_we_may_use_count(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_figures_of_this_machine_are_plausible() -> None:
     assert usable_cores() >= 1
-    assert 0 < available_memory() <= psutil.virtual_memory().total
+    assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

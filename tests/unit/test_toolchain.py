@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from sm121.compile import toolchain
-from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
+from sm121.compile.stage import forget_generated
+from sm121.compile.toolchain import (
+    NVCC_PREFIX_MAP,
+    Tools,
+    build_environment,
+    compiler_cache,
+    toolchain_text,
+)
 from sm121.toolkit.machine import Compilers
 
 HOME = Path(tempfile.mkdtemp(prefix="sm121-home-"))
@@ -112,6 +119,9 @@ def environment(**changes: object) -> dict[str, str]:
         "home": HOME,
         "sources": {"VLLM_CUTLASS_SRC_DIR": Path("/b/cutlass")},
         "ccache_dir": Path("/c/ccache"),
+        "replaced": ("vllm", "cuda"),
+        "ninja": Path("/b/ninja"),
+        "settings": Path("/b/log/launch.json"),
         **changes,
     }
     return build_environment(tools("aarch64"), **arguments)  # type: ignore[arg-type]
@@ -161,6 +171,34 @@ def test_compiler_cache_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert environment()["CCACHE_DISABLE"] == "1"
 
 
+def test_cache_key_holds_what_paths_are_replaced_by_and_not_the_paths() -> None:
+    """cases.md 23. The prefix maps are left out of the key, so the names must be in it."""
+    first, renamed = environment(), environment(replaced=("vllm", "nvidia"))
+    assert first["CCACHE_IGNOREOPTIONS"] == f"{NVCC_PREFIX_MAP}*"
+    assert NVCC_PREFIX_MAP in toolchain_text(
+        tools("aarch64"), prefixes={Path("/b"): "b"}, variables={}
+    )
+    assert first["CCACHE_NAMESPACE"] != renamed["CCACHE_NAMESPACE"]
+    assert first["CCACHE_NAMESPACE"] == environment(replaced=("cuda", "vllm"))["CCACHE_NAMESPACE"]
+
+
+def test_store_that_machines_share_is_the_users_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "CCACHE_REMOTE_STORAGE" not in environment()
+    monkeypatch.setenv("CCACHE_REMOTE_STORAGE", "file:/nfs/ccache")
+    assert environment()["CCACHE_REMOTE_STORAGE"] == "file:/nfs/ccache"
+
+
+def test_launcher_and_sorted_ninja_are_what_cmake_uses() -> None:
+    text = toolchain_text(
+        tools("aarch64"), prefixes={}, variables={}, launcher=["/p", "-IS", "/l.py"]
+    )
+    for language in ("C", "CXX", "CUDA"):
+        name = f"CMAKE_{language}_COMPILER_LAUNCHER"
+        assert f"set({name} /p -IS /l.py $CACHE{{{name}}})" in text
+    assert environment()["CMAKE_ARGS"] == "-DCMAKE_MAKE_PROGRAM=/b/ninja"
+    assert environment()["SM121_LAUNCH"] == "/b/log/launch.json"
+
+
 def test_system_folders_are_always_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """cases.md 20: an ssh shell may have no PATH worth the name."""
     monkeypatch.setenv("PATH", "")
@@ -174,3 +212,17 @@ def test_compiler_cache_is_the_one_on_path(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "ccache").write_text("#!/bin/sh\n")
     (tmp_path / "ccache").chmod(0o755)
     assert compiler_cache(str(tmp_path)) == "ccache"
+
+
+def test_cmake_forgets_that_it_has_generated_what_is_gone(tmp_path: Path) -> None:
+    """It runs a generating script only if the script's hash is not the one that it remembers."""
+    cache = tmp_path / "temp.linux/CMakeCache.txt"
+    cache.parent.mkdir()
+    cache.write_text(
+        "//x\nMOE_MARLIN_GEN_SCRIPT_HASH_AND_ARCH:STRING=82e9(ARCH:12.0)\nCMAKE_BUILD_TYPE:STRING=Release\n"
+    )
+    forget_generated(tmp_path)
+    assert cache.read_text() == "//x\nCMAKE_BUILD_TYPE:STRING=Release\n"
+    before = cache.stat()
+    forget_generated(tmp_path)
+    assert (cache.stat().st_ino, cache.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -19,14 +19,18 @@ _SHOWN = 40
 
 def to_html(report: Report) -> str:
     """A whole page."""
-    style = (files("sm121.abi") / "page.css").read_text("utf-8")
-    title = f"verify-abi: {report.result.upper()}"
     body = "\n".join(
         part for part in (
             _head(report), _faults(report), _gpu(report), _family(report), _loading(report),
             _ran(report), _wheels(report), _notes(report), _not_run(report),
         ) if part
     )  # fmt: skip
+    return html_page(f"verify-abi: {report.result.upper()}", body)
+
+
+def html_page(title: str, body: str) -> str:
+    """A page in this project's style. body: HTML, escaped by whoever made it."""
+    style = (files("sm121.abi") / "page.css").read_text("utf-8")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'

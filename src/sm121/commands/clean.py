@@ -22,9 +22,9 @@ _COSTS = {
     "toolkit": "under a minute from the cache",
     "work": "the ninja trees: all compiling again",
     "dist": "seconds, while work/ is there",
-    "reports": "seconds: verify-abi's reports",
+    "reports": "seconds: verify-abi's reports, the last build's cost",
     "verify": "nothing: left over by a killed verify-abi",
-    "log": "nothing, but logs are lost",
+    "log": "nothing, but logs and the measured cost of objects are lost",
 }
 
 

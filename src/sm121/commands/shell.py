@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm121 import proc
 from sm121.commands.common import add_build_options, context_of
-from sm121.compile.stage import CompileStage, make_tools
+from sm121.compile.stage import GENERATED, CompileStage, make_tools
 from sm121.errors import UsageFault
 from sm121.gitrepo import Repository
 from sm121.pins.model import OVERLAY
@@ -33,7 +33,7 @@ def make_current(repository: Repository, commit: str, tree: Path, ui: Ui) -> Non
             + ("" if there == commit else f"; the series is now at {commit[:12]}")
         )
     elif there != commit:
-        repository.checkout(commit, tree)
+        repository.checkout(commit, tree, keep=GENERATED)
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:

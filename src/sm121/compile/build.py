@@ -56,10 +56,12 @@ def run_setup(
     log: Path,
     ui: Ui,
     shell_options: str,
+    seconds: Mapping[str, float],
 ) -> Built:
     """`setup.py build … bdist_wheel` in the patched tree; objects stay in `output` for ninja.
 
-    abi: python tag of the limited API, as 'cp311'. Raises OutOfMemory, DiskFull, or
+    abi: python tag of the limited API, as 'cp311'. seconds: object → CPU seconds, of those that
+    were measured; for the time left. Raises OutOfMemory, DiskFull, or
     ToolFailed with the compiler's own error lines.
     """
     # Python files of an earlier tree or profile must not be packaged again.
@@ -67,7 +69,7 @@ def run_setup(
         remove_tree(leftover)
     lines: list[str] = []
     with ui.progress("compile") as progress:
-        ninja = NinjaProgress(progress)
+        ninja = NinjaProgress(progress, seconds)
 
         def on_line(line: str) -> None:
             lines.append(line)

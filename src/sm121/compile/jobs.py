@@ -1,7 +1,9 @@
-"""How many compilers at once: cores and memory. Too many nvcc freeze a unified-memory machine.
+"""How many compilers at once, and how much memory they share.
 
-One nvcc of a CUTLASS kernel was seen to take 9.9 GB; 20 of them on a 128 GB Spark end in
-the kernel's OOM killer, or in a machine that answers no key.
+As many as there are cores. What they take together is limited apart, by a budget from which
+the launcher (sm121.compile.launcher) takes what each object was measured to need: one nvcc of
+a CUTLASS kernel was seen to take 9.9 GB, most take less than one; 20 of the large ones on a
+128 GB Spark end in the kernel's OOM killer, or in a machine that answers no key.
 """
 
 from __future__ import annotations
@@ -18,33 +20,11 @@ _RESERVE_GIB = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jobs:
-    """A number of jobs and the sentence that explains it."""
+    """A number of jobs, the bytes that they may take together, and why."""
 
     count: int
+    memory: int
     reason: str
-
-
-def available_memory() -> int:
-    """Bytes that can be used now: the system's MemAvailable, or less if a cgroup limits us."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        if limit != "max":
-            available = min(available, int(limit) - used + _reclaimable(_CGROUP / "memory.stat"))
-    except (OSError, ValueError):
-        pass
-    return available
-
-
-def _reclaimable(stat: Path) -> int:
-    """Page cache that the kernel gives up at once (cgroup-v2, memory.stat, inactive_file)."""
-    try:
-        return int(dict(line.split() for line in stat.read_text().splitlines())["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return 0
 
 
 def usable_cores() -> int:
@@ -59,23 +39,13 @@ def usable_cores() -> int:
     return cores
 
 
-def choose_jobs(
-    *, asked: int | None, memory_per_job_gib: float, cores: int, available: int
-) -> Jobs:
-    """The user's number if given, else the smaller of cores and memory / memory per job."""
-    by_memory = max(1, int((available / _GIB - _RESERVE_GIB) / memory_per_job_gib))
-    if asked is not None:
-        reason = f"--jobs {asked}"
-        if asked > by_memory:
-            reason += (
-                f"; memory suggests at most {by_memory} "
-                f"({available / _GIB:.0f} GiB free, {memory_per_job_gib:g} GiB a job)"
-            )
-        return Jobs(count=asked, reason=reason)
-    if by_memory < cores:
-        return Jobs(
-            count=by_memory,
-            reason=f"{by_memory} jobs by memory ({available / _GIB:.0f} GiB free, "
-            f"{memory_per_job_gib:g} GiB a job), not {cores} cores",
-        )
-    return Jobs(count=cores, reason=f"{cores} jobs, one a core")
+def choose_jobs(*, asked: int | None, cores: int, available: int) -> Jobs:
+    """The user's number if given, else one a core; memory: all that is free but a reserve."""
+    memory = max(0, int(available - _RESERVE_GIB * _GIB))
+    count = asked or cores
+    reason = f"--jobs {asked}" if asked else f"{cores} jobs, one a core"
+    return Jobs(
+        count=count,
+        memory=memory,
+        reason=f"{reason}; together they take at most {memory / _GIB:.1f} GiB",
+    )

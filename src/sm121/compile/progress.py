@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sm121.ui import Progress, human_seconds
 
 # NINJA_STATUS is set to "[sm121 %f/%t] " (ninja manual, "Environment variables").
 _STATUS = re.compile(r"^\[sm121 (\d+)/(\d+)\] (.*)$")
+_OBJECT = re.compile(r"Building \w+ object (\S+)")
 
 
 @dataclass(slots=True)
 class NinjaProgress:
-    """Feed it output lines; it updates the progress line and counts objects built."""
+    """Feed it output lines; it updates the progress line and counts objects built.
+
+    seconds: what each object was measured to cost.
+    """
 
     progress: Progress
+    seconds: Mapping[str, float] = field(default_factory=dict)
     built: int = 0
+    _spent: float = 0.0
+    _left: dict[str, float] = field(init=False)
     _started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._left = dict(self.seconds)
 
     def __call__(self, line: str) -> None:
         match = _STATUS.match(line)
@@ -29,10 +40,22 @@ class NinjaProgress:
         done, total = int(match[1]), int(match[2])
         if match[3].startswith("Building"):
             self.built += 1
+        if named := _OBJECT.match(match[3]):
+            self._spent += self._left.pop(named[1], 0.0)
         elapsed = time.monotonic() - self._started
-        left = elapsed / done * (total - done) if done else 0.0
+        left = elapsed * self._ratio(done, total)
         self.progress.update(
             f"{done}/{total} objects, {human_seconds(elapsed)} gone, "
             f"about {human_seconds(left)} left",
             final=done == total,
         )
+
+    def _ratio(self, done: int, total: int) -> float:
+        """What is left, as a part of what is done: by cost if it is known, else by number.
+
+        Long objects come first (sm121.compile.order), so those left are the cheapest; by their
+        number alone, a build would seem to take several times as long as it does.
+        """
+        if self._spent:
+            return sum(sorted(self._left.values())[: total - done]) / self._spent
+        return (total - done) / done if done else 0.0

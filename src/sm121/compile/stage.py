@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sm121.compile.build import run_setup
-from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile.cost import show_cost
+from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.launching import costs_of, prepare
+from sm121.compile.memory import available_memory
 from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
 from sm121.compile.wheel import canonical_wheel, check_wheel
 from sm121.context import Context, Results
@@ -67,6 +70,12 @@ def make_tools(context: Context) -> Tools:
     )
 
 
+# Where vLLM's CMake lets scripts write kernels, when it configures (Marlin, Machete: generate*.py).
+# It runs a script again only if the script changed, and then the script removes its old files. So
+# they belong to the ninja tree: without them it would build libraries that lack these kernels.
+GENERATED = "csrc/"
+
+
 class CompileStage:
     name = "compile"
 
@@ -110,11 +119,9 @@ class CompileStage:
         """The environment that setup.py gets; `shell` gives the same to a person."""
         work = self.work(context)
         jobs = choose_jobs(
-            asked=context.options.jobs,
-            memory_per_job_gib=context.profile.memory_per_job_gib,
-            cores=usable_cores(),
-            available=available_memory(),
+            asked=context.options.jobs, cores=usable_cores(), available=available_memory()
         )
+        launching = prepare(context, work=work, environment=tools.environment, jobs=jobs)
         prefixes = {
             self.tree(context): "vllm",
             tools.cuda: "cuda",
@@ -122,6 +129,7 @@ class CompileStage:
             tools.python_include: "python",
             work: "build",
         }
+        replaced = tuple(prefixes.values())
         pins = context.stack.sources
         sources = {
             name: Path(source["path"])
@@ -135,7 +143,9 @@ class CompileStage:
         }
         context.ui.say(f"       jobs        {jobs.reason}")
         toolchain = work / "toolchain.cmake"
-        text = toolchain_text(tools, prefixes=prefixes, variables=variables)
+        text = toolchain_text(
+            tools, prefixes=prefixes, variables=variables, launcher=launching.command
+        )
         if not toolchain.is_file() or toolchain.read_text() != text:
             write_atomic(toolchain, text)
         environment = build_environment(
@@ -150,6 +160,9 @@ class CompileStage:
             home=work / "home",
             sources={pins[name].env: folder for name, folder in sources.items()},
             ccache_dir=context.layout.cache / "ccache",
+            replaced=replaced,
+            ninja=launching.ninja,
+            settings=launching.settings,
         )
         environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
         return environment
@@ -161,10 +174,9 @@ class CompileStage:
         work = self.work(context)
         work.mkdir(parents=True, exist_ok=True)
         repository = Repository(context.layout.source / REPOSITORY)
-        rewritten = repository.checkout(str(results["patch"]["commit"]), self.tree(context))
-        context.ui.say(
-            f"       tree        {len(rewritten)} file(s) rewritten in {self.tree(context)}"
-        )
+        commit, tree = str(results["patch"]["commit"]), self.tree(context)
+        rewritten = repository.checkout(commit, tree, keep=GENERATED)
+        context.ui.say(f"       tree        {len(rewritten)} file(s) rewritten in {tree}")
         environment = self.environment(context, results, tools)
         jobs = int(environment["MAX_JOBS"])
         # CMake remembers compilers and torch: another toolchain gets another ninja tree. (Not
@@ -179,6 +191,8 @@ class CompileStage:
         for other in work.glob("ninja-*"):
             if other != output:
                 remove_tree(other)
+        if not any(name.startswith(GENERATED) for name in repository.untracked(tree)):
+            forget_generated(output)
         built = run_setup(
             tree=self.tree(context),
             output=output,
@@ -189,11 +203,12 @@ class CompileStage:
             jobs=jobs,
             log=context.log(self.name),
             ui=context.ui,
+            seconds={name: cost.cpu for name, cost in costs_of(context).items()},
             shell_options=f"--profile {context.options.profile} --target {context.options.target}",
         )
         # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
         # there afterwards shall be a person's edits only.
-        repository.checkout(str(results["patch"]["commit"]), self.tree(context))
+        repository.checkout(commit, tree, keep=GENERATED)
         version = environment["VLLM_VERSION_OVERRIDE"]
         wanted_name = f"vllm-{version}-{ABI}-abi3-linux_{tools.machine}.whl"
         libraries = check_wheel(
@@ -210,12 +225,13 @@ class CompileStage:
             if old != final:
                 old.unlink()
         canonical_wheel(built.wheel, final, epoch=int(environment["SOURCE_DATE_EPOCH"]))
-        context.ui.say(f"       objects     {built.objects} compiled")
+        cost = show_cost(context, output, built=built.objects)
         return {
             "wheel": final.name,
             "sha256": context.memory.sha256(final),
             "version": version,
             "objects": built.objects,
+            "cost": cost,
             "jobs": jobs,
             "compiler_cache": compiler_cache(environment["PATH"]) or "none",
             "libraries": {
@@ -223,3 +239,12 @@ class CompileStage:
                 for name, lib in libraries.items()
             },
         }
+
+
+def forget_generated(ninja_tree: Path) -> None:
+    """Make CMake run the generating scripts again: what they wrote is gone (a tree made anew)."""
+    for cache in ninja_tree.glob("temp.*/CMakeCache.txt"):
+        lines = cache.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if "_GEN_SCRIPT_HASH" not in line]
+        if kept != lines:
+            write_atomic(cache, "".join(kept))

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.files import sha256_text
 from sm121.toolkit.machine import Compilers, host_machine
+
+# How CMake passes the prefix maps of toolchain_text to nvcc.
+NVCC_PREFIX_MAP = "-Xcompiler=-ffile-prefix-map="
+# ccache's variables that a user's environment may set: to do without it, to compile all the
+# same, and a store that several machines share (ccache manual, "Remote storage backends").
+_USERS = ("CCACHE_DISABLE", "CCACHE_RECACHE", "CCACHE_REMOTE_STORAGE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +46,16 @@ class Tools:
 
 
 def toolchain_text(
-    tools: Tools, *, prefixes: Mapping[Path, str], variables: Mapping[str, Path]
+    tools: Tools,
+    *,
+    prefixes: Mapping[Path, str],
+    variables: Mapping[str, Path],
+    launcher: Sequence[str | Path] = (),
 ) -> str:
     """The toolchain file (cmake-toolchains(7)).
 
     prefixes: build folders and what replaces them in the output. variables: CMake variables
-    that name folders of third-party sources.
+    that name folders of third-party sources. launcher: command before each compile.
     """
     maps = " ".join(
         f"-ffile-prefix-map={folder}={name}"
@@ -81,6 +92,7 @@ def toolchain_text(
         f"set(CUDA_TOOLKIT_ROOT_DIR {tools.cuda})",
         f"set(CUDAToolkit_ROOT {tools.cuda})",
         *(f"set({name} {folder})" for name, folder in variables.items()),
+        *(_launcher(launcher) if launcher else ()),
     ]
     if tools.cross:
         tag = tools.python_version.replace(".", "")
@@ -91,6 +103,25 @@ def toolchain_text(
             "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)",
         ]
     return "\n".join(line for line in lines if line) + "\n"
+
+
+def _launcher(command: Sequence[str | Path]) -> list[str]:
+    """Ours before each compile, and inside it the one that setup.py has asked for.
+
+    setup.py passes ccache, if it finds one, as a cache variable; a normal variable goes before
+    that. CMake's own try-compiles are no objects of this build.
+    """
+    words = " ".join(map(str, command))
+    return [
+        "get_property(sm121_trying GLOBAL PROPERTY IN_TRY_COMPILE)",
+        "if(NOT sm121_trying)",
+        *(
+            f"  set(CMAKE_{language}_COMPILER_LAUNCHER {words} "
+            f"$CACHE{{CMAKE_{language}_COMPILER_LAUNCHER}})"
+            for language in ("C", "CXX", "CUDA")
+        ),
+        "endif()",
+    ]
 
 
 def build_environment(
@@ -106,12 +137,17 @@ def build_environment(
     home: Path,
     sources: Mapping[str, Path],
     ccache_dir: Path,
+    replaced: Collection[str],
+    ninja: Path,
+    settings: Path,
 ) -> dict[str, str]:
     """The whole environment of setup.py; nothing of the user's leaks in except PATH's tail.
 
     sources: environment variable of each third-party source and its folder. epoch: seconds,
     SOURCE_DATE_EPOCH. cache_base: below it, a compiler cache takes paths as relative. home:
-    an empty folder, since distutils and ccache read configuration from the user's.
+    an empty folder, since distutils and ccache read configuration from the user's. replaced:
+    what stands for folders of ours in the output (toolchain_text's prefixes). ninja: the program that
+    CMake builds with. settings: the launcher's.
     """
     path = [
         str(tools.environment / "bin"),
@@ -139,15 +175,24 @@ def build_environment(
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "_PYTHON_HOST_PLATFORM": f"linux-{tools.machine}",
+        # setup.py appends it to CMake's arguments.
+        "CMAKE_ARGS": f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "SM121_LAUNCH": str(settings),
+        # sccache compiles in a server of its own, outside of our memory budget and of what is
+        # ended when a build is killed.
+        "VLLM_DISABLE_SCCACHE": "1",
         # A compiler cache serves every checkout (ccache manual, "Compiling in different
         # directories"): sources, torch's and CUDA's headers are all below the build folder.
         "CCACHE_DIR": str(ccache_dir),
         "CCACHE_BASEDIR": str(cache_base),
         "CCACHE_NOHASHDIR": "1",
+        # ccache knows that a prefix map holds paths, but not that nvcc's -Xcompiler holds one.
+        # The output has only what the paths are replaced by, so that goes into the key instead.
+        "CCACHE_IGNOREOPTIONS": f"{NVCC_PREFIX_MAP}*",
+        "CCACHE_NAMESPACE": f"sm121-{sha256_text(*sorted(replaced))[:16]}",
     }
     environment.update({name: str(folder) for name, folder in sources.items()})
-    if disabled := os.environ.get("CCACHE_DISABLE"):
-        environment["CCACHE_DISABLE"] = disabled
+    environment.update({name: os.environ[name] for name in _USERS if os.environ.get(name)})
     return environment
 
 
@@ -160,4 +205,4 @@ def _system_path(path: str) -> list[str]:
 
 def compiler_cache(path: str) -> str | None:
     """The compiler cache that vLLM's setup will find on this PATH, for the record."""
-    return next((name for name in ("sccache", "ccache") if shutil.which(name, path=path)), None)
+    return shutil.which("ccache", path=path) and "ccache"

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.memory import available_memory
 from sm121.context import Context
 from sm121.doctor.model import Plan
 from sm121.pins.load import read_model
@@ -66,9 +67,8 @@ def _plan(
     pin = context.stack.profiles[name]
     asked = replace(context, options=replace(context.options, profile=name))
     jobs = choose_jobs(
-        asked=context.options.jobs, memory_per_job_gib=pin.memory_per_job_gib,
-        cores=usable_cores(), available=available_memory(),
-    )  # fmt: skip
+        asked=context.options.jobs, cores=usable_cores(), available=available_memory()
+    )
     count, reason = (1, "nothing is compiled") if name == OVERLAY else (jobs.count, jobs.reason)
     there = {s.name: records[k] for s in all_stages(asked) if (k := s.key(asked)) in records}
     making = there.get("overlay") or there.get("compile")

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from sm121.compile.jobs import available_memory, choose_jobs, usable_cores
+from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.launching import largest_need
+from sm121.compile.memory import available_memory
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.doctor.reference import Profile
@@ -76,21 +78,27 @@ def nearest(folder: Path) -> Path:
 
 def check_memory(machine: Machine) -> Iterator[Check]:
     """Can one compiler run, and do cores or memory limit how many?"""
-    per_job = machine.context.profile.memory_per_job_gib
+    largest = largest_need(machine.context)
     available, total = available_memory(), int(psutil.virtual_memory().total)
     cores = usable_cores()
-    jobs = choose_jobs(asked=None, memory_per_job_gib=per_job, cores=cores, available=available)
+    jobs = choose_jobs(asked=None, cores=cores, available=available)
     found = f"{available / _GIB:.0f} GiB available of {total / _GIB:.0f} GiB"
     build: Level = "ok"
     cause = ""
     if not machine.compiles:
         build = "not needed"
-    elif available < per_job * _GIB:
+    elif available < largest:
         build = "fault"
-        cause = f"one compiler of this profile can take {per_job:g} GiB; the kernel would kill it"
-    elif jobs.count < cores:
+        cause = (
+            f"one compiler of this profile can take {largest / _GIB:.1f} GiB; the kernel would "
+            "kill it"
+        )
+    elif (together := int(jobs.memory // largest)) < cores:
         build = "warning"
-        cause = jobs.reason
+        cause = (
+            f"of the largest objects ({largest / _GIB:.1f} GiB) only {max(1, together)} fit at "
+            f"once, for {cores} cores"
+        )
     yield Check(
         name="memory", found=found, build=build, run="ok", cause=cause,
         remedy="Close other programs; a model that is being served counts too on unified memory."

@@ -215,7 +215,7 @@ OVERLAY = "overlay"
 
 
 class ProfilePin(Model):
-    """What a profile builds and how much memory one compile of it may take."""
+    """What a profile builds. memory_per_job_gib: for an object that was never measured."""
 
     summary: str
     components: Annotated[tuple[str, ...], Field(min_length=1)]

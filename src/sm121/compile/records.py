@@ -1,0 +1,153 @@
+"""What each object cost: the launcher's records, and what later builds make of them.
+
+`objects.jsonl` has one JSON object a line, in the order in which compiles ended, from all runs
+in this build folder. It is only ever appended to; a line that a crash cut short is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sm121.files import write_atomic
+
+_COMPONENT = re.compile(r"CMakeFiles/([^/]+)\.dir/")
+# Of a killed compile only what it had reached is known; the next time it gets this much more.
+_KILLED = 1.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One compile. run: which build. start, end: seconds since 1970; waited: for memory, before
+    start. cpu: user and system seconds of the compiler and all it started; rss: bytes of the
+    largest of these processes. cache: hit, miss, unknown, or off; exit: negative is a signal.
+    """
+
+    run: str
+    object: str
+    source: str
+    start: float
+    end: float
+    waited: float
+    cpu: float
+    rss: int
+    cache: str
+    exit: int
+
+    @property
+    def component(self) -> str:
+        return component_of(self.object)
+
+    @property
+    def compiled(self) -> bool:
+        """Did a compiler make it, to the end?"""
+        return self.exit == 0 and self.cache in ("miss", "off")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What compiling an object takes: CPU seconds, and bytes of memory at the peak."""
+
+    cpu: float
+    rss: int
+
+
+def component_of(name: str) -> str:
+    """The CMake target that an object belongs to."""
+    found = _COMPONENT.search(name)
+    return found[1] if found else "(other)"
+
+
+def read_records(path: Path, *, run: str | None = None) -> list[Record]:
+    """All records, or those of one run; none if there is no file yet."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    records: list[Record] = []
+    for line in lines:
+        try:
+            record = Record(**json.loads(line))
+        except (ValueError, TypeError):
+            continue  # cut short by a crash
+        if run is None or record.run == run:
+            records.append(record)
+    return records
+
+
+def known_costs(records: Iterable[Record]) -> dict[str, Cost]:
+    """Object → what its newest compile cost. Answers of the cache say nothing of that."""
+    costs: dict[str, Cost] = {}
+    for record in records:
+        if record.compiled:
+            costs[record.object] = Cost(cpu=record.cpu, rss=record.rss)
+        elif record.exit in (-9, 137):
+            least = Cost(cpu=record.cpu, rss=int(record.rss * _KILLED))
+            if record.object not in costs or costs[record.object].rss < least.rss:
+                costs[record.object] = least
+    return costs
+
+
+def shipped_costs(stack: Path) -> dict[str, Cost]:
+    """What a stack's objects cost where they were measured: `costs.json` beside its stack.toml.
+
+    For the first build in a folder. CPU seconds differ between machines; their order, and
+    memory, hardly do. None if the stack has no such file.
+    """
+    try:
+        data = json.loads((stack / "costs.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {name: Cost(cpu=cpu, rss=rss) for name, (cpu, rss) in data["objects"].items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostFolder:
+    """Where the launcher finds its settings and leaves its records."""
+
+    folder: Path
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "objects.jsonl"
+
+    @property
+    def settings(self) -> Path:
+        return self.folder / "launch.json"
+
+    @property
+    def timeline(self) -> Path:
+        return self.folder / "timeline.json"
+
+
+def new_run() -> str:
+    """A name for a build: its time, UTC, and process."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+
+
+def read_run(place: CostFolder) -> str:
+    """The run that the settings were written for."""
+    return str(json.loads(place.settings.read_text(encoding="utf-8"))["run"])
+
+
+def write_settings(
+    place: CostFolder, *, run: str, costs: Mapping[str, Cost], memory: int, default: int
+) -> None:
+    """What the launcher and the order of objects need: a JSON file that SM121_LAUNCH names.
+
+    memory: bytes that all compiles may take together; default: for an object never measured.
+    """
+    settings = {
+        "run": run,
+        "records": str(place.records),
+        "budget": str(place.folder / "budget"),
+        "memory": memory,
+        "default": default,
+        "objects": {name: asdict(cost) for name, cost in sorted(costs.items())},
+    }
+    write_atomic(place.settings, json.dumps(settings, indent=1))

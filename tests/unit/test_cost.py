@@ -1,0 +1,174 @@
+"""What builds cost: records read back, summed up, drawn, and scheduled on other machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from sm121.compile.page import to_html
+from sm121.compile.records import Cost, Record, known_costs, read_records, shipped_costs
+from sm121.compile.schedule import Job, longest_first, wall_seconds
+from sm121.compile.timeline import Link, lanes, read_links, summarise, trace
+
+GIB = 1 << 30
+
+
+def record(name: str = "a", **changes: object) -> Record:
+    values: dict[str, object] = {
+        "run": "one", "object": f"CMakeFiles/_C.dir/csrc/{name}.cu.o", "source": f"/s/{name}.cu",
+        "start": 100.0, "end": 110.0, "waited": 0.0, "cpu": 9.0, "rss": GIB, "cache": "miss",
+        "exit": 0, **changes,
+    }  # fmt: skip
+    return Record(**values)  # type: ignore[arg-type]
+
+
+# --- records ------------------------------------------------------------------------
+
+
+def test_records_are_read_by_run_and_what_is_torn_is_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "objects.jsonl"
+    assert read_records(file) == []
+    one, two = record("a"), record("b", run="two")
+    lines = [json.dumps(asdict(r)) for r in (one, two)]
+    file.write_text(f"{lines[0]}\n{lines[1][:40]}\n{lines[1]}\nnull\n{{}}\n\n{lines[0][:9]}")
+    assert read_records(file) == [one, two]
+    assert read_records(file, run="two") == [two]
+
+
+def test_component_is_the_cmake_target() -> None:
+    assert record().component == "_C"
+    nested = "_deps/x-build/CMakeFiles/_vllm_fa2_C.dir/a.cu.o"
+    assert record(object=nested).component == "_vllm_fa2_C"
+    assert record(object="x.o").component == "(other)"
+
+
+def test_newest_compile_is_what_an_object_costs() -> None:
+    name = record().object
+    assert known_costs([record(rss=3), record(rss=2, cpu=4.0)]) == {name: Cost(cpu=4.0, rss=2)}
+
+
+@pytest.mark.parametrize(
+    "later", [{"cache": "hit", "rss": 1}, {"exit": 1, "rss": 1}, {"cache": "unknown", "rss": 1}]
+)
+def test_hits_and_failures_say_nothing_of_it(later: dict[str, object]) -> None:
+    assert known_costs([record(rss=7), record(**later)])[record().object].rss == 7
+
+
+def test_killed_compile_is_given_more_next_time() -> None:
+    name = record().object
+    assert known_costs([record(rss=4 * GIB, exit=-9)])[name].rss == 6 * GIB
+    assert known_costs([record(rss=GIB), record(rss=4 * GIB, exit=137)])[name].rss == 6 * GIB
+    assert known_costs([record(rss=8 * GIB), record(rss=4 * GIB, exit=-9)])[name].rss == 8 * GIB
+
+
+def test_costs_that_come_with_a_stack(tmp_path: Path) -> None:
+    assert shipped_costs(tmp_path) == {}
+    (tmp_path / "costs.json").write_text('{"objects": {"a.o": [1.5, 7]}}')
+    assert shipped_costs(tmp_path) == {"a.o": Cost(cpu=1.5, rss=7)}
+
+
+# --- timeline -----------------------------------------------------------------------
+
+RUN = [
+    record("a", start=100, end=110, cpu=9.0, waited=1.0),
+    record("b", start=100, end=104, cpu=3.0, rss=2 * GIB),
+    record("c", start=104, end=109, cpu=0.0, cache="hit", object="CMakeFiles/_moe.dir/c.cu.o"),
+]
+
+
+def test_summary_says_where_the_minutes_went() -> None:
+    cost = summarise(RUN)
+    assert (cost.objects, cost.hits, cost.asked, cost.cpu, cost.wall) == (3, 1, 3, 12.0, 11.0)
+    assert (cost.peak, cost.waited) == (2 * GIB, 1.0)
+    assert [(c.name, c.objects, c.hits, c.cpu) for c in cost.components] == [
+        ("_C", 2, 0, 12.0), ("_moe", 1, 1, 0.0),
+    ]  # fmt: skip
+    assert [r.source for r in cost.longest] == ["/s/a.cu", "/s/b.cu", "/s/c.cu"]
+    assert summarise([]).objects == 0
+
+
+def test_lanes_never_overlap() -> None:
+    assert [(lane, r.source) for lane, r in lanes(RUN)] == [
+        (0, "/s/a.cu"), (1, "/s/b.cu"), (1, "/s/c.cu"),
+    ]  # fmt: skip
+
+
+def test_trace_is_chromes_format() -> None:
+    """Trace Event Format: complete events in microseconds, counters, metadata."""
+    data = json.loads(trace(RUN, [Link(library="_C.so", start=110, end=112)]))
+    events = data["traceEvents"]
+    compiles = [e for e in events if e["ph"] == "X" and e["pid"] == 1]
+    assert {(e["name"], e["tid"], e["ts"], e["dur"], e["cat"]) for e in compiles} == {
+        ("a.cu", 1, 1_000_000, 10_000_000, "_C"), ("b.cu", 2, 1_000_000, 4_000_000, "_C"),
+        ("c.cu", 2, 5_000_000, 5_000_000, "_moe"),
+    }  # fmt: skip
+    memory = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
+    assert max(memory) == 3 * GIB
+    assert memory[-1] == 0
+    (link,) = (e for e in events if e.get("cat") == "link")
+    assert (link["name"], link["ts"], link["dur"]) == ("_C.so", 11_000_000, 2_000_000)
+
+
+def test_links_of_this_run_are_read_from_ninjas_log(tmp_path: Path) -> None:
+    log = tmp_path / ".ninja_log"
+    log.write_text(
+        "# ninja log v7\n0\t900\t50000000000\told.so\tabc\n"
+        "1000\t3500\t120000000000\t_C.so\tabc\n0\t900\t119000000000\ta.cu.o\tabc\n5\t6\n"
+    )
+    assert read_links(log, since=100.0) == [Link(library="_C.so", start=117.5, end=120.0)]
+    assert read_links(tmp_path / "none", since=0) == []
+
+
+def test_page_shows_the_picture_and_trusts_no_name() -> None:
+    page = to_html([*RUN, record("<script>", start=111, end=112)], title="0.26.0 & kernels")
+    assert page.count("<rect ") == 4
+    assert page.count('opacity="0.3"') == 1
+    assert "1 of 4 objects out of ccache (25.0%)" in page
+    assert "0.26.0 &amp; kernels" in page
+    assert "<script>" not in page
+    widths = [float(w) for w in re.findall(r'<rect x="[\d.]+" y="\d+" width="([\d.]+)"', page)]
+    assert max(widths) == pytest.approx(1040 * 10 / 12, abs=0.1)
+    assert "no compiler cache" in to_html([record(cache="off")], title="x")
+
+
+# --- list scheduling ----------------------------------------------------------------
+
+
+def jobs(*seconds: float, memory: int = 0) -> list[Job]:
+    return [Job(name=str(n), seconds=s, memory=memory) for n, s in enumerate(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cores", "wall"),
+    [
+        ((), 2, 0),
+        ((5,), 20, 5),
+        ((4, 3, 2, 1), 1, 10),
+        ((4, 3, 2, 1), 2, 5),
+        ((1, 1, 1, 9), 2, 10.0),  # the longest last: one core is idle for 8
+        ((9, 1, 1, 1), 2, 9),
+        ((3, 3, 2, 2, 2), 2, 7.0),  # Graham's example: 6 would do
+    ],
+)
+def test_wall_time_by_list_scheduling(seconds: tuple[float, ...], cores: int, wall: float) -> None:
+    assert wall_seconds(jobs(*seconds), cores=cores) == wall
+
+
+def test_memory_limits_how_many_run() -> None:
+    four = jobs(1, 1, 1, 1, memory=4)
+    assert wall_seconds(four, cores=4, memory=8) == 2
+    assert wall_seconds(four, cores=4, memory=1) == 4  # alone, whatever it needs
+    assert wall_seconds(four, cores=4) == 1
+
+
+def test_longest_first_is_never_worse_than_a_third_over_the_best() -> None:
+    """Graham 1969: 4/3 - 1/(3 cores) of the best, which is at least work / cores."""
+    mixed = jobs(*(1 + (n * 37) % 11 for n in range(30)))
+    work = sum(j.seconds for j in mixed)
+    for cores in (2, 16, 20):
+        best = max(work / cores, 11)
+        assert wall_seconds(longest_first(mixed), cores=cores) <= best * 4 / 3
