@@ -19,6 +19,7 @@ from sm121.pins.model import Stack
 from sm121.source.vllm import import_sdist, sdist_file
 from sm121.ui import Ui
 from support.checkouts import Checkout
+from support.desk import desk  # noqa: F401 - a fixture
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,6 +28,11 @@ def configure_patch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="lint the series: headers, offsets, syntax"
     )
+    parser.add_argument(
+        "--edit", action="store_true",
+        help="make the series a branch with a working tree, build/series/<stack>; after "
+        "committing there, `nox -s export` writes it back",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
@@ -46,6 +51,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         results, ran = run_stages(context, stages, force=[verb] if verb == "patch" else [])
         if verb == "patch":
             show_series(context, results, check=arguments.check)
+            if arguments.edit:
+                edit_series(context, results)
         context.memory.save()
         if verb in ("build", "wheelhouse"):
             summary(context, results, ran=ran, seconds=time.monotonic() - started)
@@ -73,6 +80,26 @@ def show_series(context: Context, results: Results, *, check: bool) -> None:
     applied = apply_series(repository, str(results["source"]["commit"]), series)
     for line in lint_series(repository, series, applied):
         context.ui.say(f"   ok  {line}")
+
+
+def edit_series(context: Context, results: Results) -> None:
+    """Make the branch to edit, unless it is there; say what to do with it."""
+    from sm121.gitseries import SeriesRepository
+    from sm121.patches.apply import apply_series
+    from sm121.patches.branch import branch_of, folder_of, open_branch
+    from sm121.patches.series import load_series
+    from sm121.patches.stage import series_folder
+    from sm121.source.stage import REPOSITORY
+
+    repository = SeriesRepository(context.layout.source / REPOSITORY)
+    series = load_series(series_folder(context))
+    applied = apply_series(repository, str(results["source"]["commit"]), series)
+    folder = folder_of(context.layout, context.stack_name)
+    if not open_branch(repository, context.stack_name, folder, series, applied):
+        context.ui.note(f"{folder} is there already and is left as it is")
+    context.ui.say(f"Branch {branch_of(context.stack_name)} in {folder}, one commit per patch.")
+    context.ui.say("  next: edit and commit there, then `nox -s export`")
+    repository.close()
 
 
 def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:

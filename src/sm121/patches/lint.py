@@ -43,14 +43,9 @@ def lint_series(
             faults.append(
                 f"{patch.path.name}: applies only {result.offset} lines off; export it again"
             )
-        for path in repository.changed_paths(parent, result.commit):
-            content = repository.read(result.commit, path)
-            if path.endswith((".py", ".pyi")) and content is not None:
-                checked += 1
-                try:
-                    ast.parse(content.encode(errors="surrogateescape"), path)
-                except SyntaxError as error:
-                    faults.append(f"{patch.path.name}: {path}:{error.lineno}: {error.msg}")
+        count, broken = python_faults(repository, parent, result.commit)
+        checked += count
+        faults += [f"{patch.path.name}: {fault}" for fault in broken]
         parent = result.commit
     if faults:
         raise PatchFailed(
@@ -59,6 +54,20 @@ def lint_series(
             remedy="docs/patches.md says what a patch must look like.",
         )
     return [f"{len(series)} patches: headers, offsets", f"{checked} Python files parse"]
+
+
+def python_faults(repository: Repository, old: str, new: str) -> tuple[int, list[str]]:
+    """How many Python files differ between two trees, and which of the new ones don't parse."""
+    checked, faults = 0, []
+    for path in repository.changed_paths(old, new):
+        content = repository.read(new, path)
+        if path.endswith((".py", ".pyi")) and content is not None:
+            checked += 1
+            try:
+                ast.parse(content.encode(errors="surrogateescape"), path)
+            except SyntaxError as error:
+                faults.append(f"{path}:{error.lineno}: {error.msg}")
+    return checked, faults
 
 
 def header_faults(subject: str, body: str) -> list[str]:
