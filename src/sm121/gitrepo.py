@@ -56,8 +56,6 @@ _LOCAL_VARIABLES = (
     # And what a person may set that changes what git reads or how it writes a diff.
     "GIT_DIFF_OPTS", "GIT_EXTERNAL_DIFF", "GIT_ATTR_SOURCE", "GIT_NAMESPACE", "GIT_NOTES_REF",
     "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS",
-    "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE",
-    "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_COMMITTER_DATE",
 )  # fmt: skip
 _SETTINGS = {
     # A tree from an sdist must be stored byte for byte, on any machine.
@@ -126,7 +124,7 @@ class Repository:
             path.mkdir(parents=True, exist_ok=True)
             _Git(git.Git(path)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
             self._repo = git.Repo(path)
-        # Highest precedence: a .gitattributes inside a tree must not change its bytes.
+        # Highest precedence: a .gitattributes inside a tree must not change bytes or diffs.
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text("* -text -filter -ident -working-tree-encoding -eol !diff !merge\n")
@@ -201,10 +199,7 @@ class Repository:
         )
 
     def import_files(self, files: Iterable[ImportedFile], *, message: str, date: datetime) -> str:
-        """The same from a stream of files, with no folder between.
-
-        If the stream raises, nothing that a ref names is left.
-        """
+        """The same from a stream of files. If that raises, no ref names what was stored."""
         process = self._git.fast_import(*FAST_IMPORT, as_process=True, istream=subprocess.PIPE)
         try:
             write_stream(process.stdin, files, message=message, who=IDENTITY, date=date)

@@ -13,12 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import git
-
-from sm121 import proc
 from sm121.errors import EnvironmentFault, NetworkFault, ToolFailed
 from sm121.files import remove_tree
-from sm121.gitrepo import _ISOLATION, IDENTITY, Author, Repository, _Git
+from sm121.gitrepo import IDENTITY, Author, Repository
 
 # `merge-tree --write-tree` came with 2.38 (git's release notes).
 OLDEST_GIT = (2, 38)
@@ -37,7 +34,6 @@ _MAIL = (
     "--inter-hunk-context=0", "--find-renames=50%", "-l1000", "--no-relative", "-O/dev/null",
     "--stat=72", "--summary", "--patch", "--no-function-context",
 )  # fmt: skip
-_ATTRIBUTES = "* -text -filter -ident -working-tree-encoding -eol !diff !merge\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +90,6 @@ class SeriesRepository(Repository):
                 remedy="Install git 2.38 or newer; everything but rebase and export works with "
                 "2.34.",
             )
-        (path / "info" / "attributes").write_text(_ATTRIBUTES)
         with self._repo.config_writer() as config:
             config.set_value("merge", "conflictStyle", "diff3")
             config.set_value("merge", "directoryRenames", "false")
@@ -266,8 +261,12 @@ class SeriesRepository(Repository):
         modes = [entry.mode for entry in merged.conflicts if entry.path == path]
         if not all(mode.startswith("100") for mode in modes):
             return b""
+        name = f"{merged.tree}:{path}"
+        if "\n" in path or not path.isprintable():  # not a line for `cat-file --batch`
+            entry = self.entry(merged.tree, path)
+            name = entry.blob if entry else ""
         try:
-            text = bytes(self._repo.git.get_object_data(f"{merged.tree}:{path}")[3])
+            text = self.blob(name)
         except ValueError:
             return b""
         left, root, right = merged.commits
@@ -356,53 +355,6 @@ class SeriesRepository(Repository):
     def remove_worktree(self, folder: Path) -> None:
         remove_tree(folder)
         self._git.worktree("prune")
-
-
-class Worktree:
-    """A working tree that a person edits, with their own git or ours."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        commands = git.Git(folder)
-        commands.update_environment(**_ISOLATION, **proc.mark())
-        self._git = _Git(commands)
-
-    def head(self) -> str:
-        return str(self._git.rev_parse("--verify", "HEAD"))
-
-    def unmerged(self) -> list[str]:
-        return _names(self._git.diff("--name-only", "--diff-filter=U", "-z"))
-
-    def unstaged(self) -> list[str]:
-        """Files that were edited and not added, new ones too (but not ignored ones)."""
-        # `diff`, not `diff-files`: a file that was only touched is not edited.
-        edited = _names(self._git.diff("--name-only", "--no-ext-diff", "-z"))
-        return sorted(
-            {*edited, *_names(self._git.ls_files("--others", "--exclude-standard", "-z"))}
-        )
-
-    def staged(self) -> list[str]:
-        return _names(self._git.diff_index("--cached", "--name-only", "-z", "HEAD"))
-
-    def index_tree(self) -> str:
-        """The tree of what was added. Raises ToolFailed while a path is unmerged."""
-        self._git.update_index("-q", "--refresh", with_exceptions=False)
-        return str(self._git.write_tree())
-
-    def show_conflict(self, head: str, merged: Merged) -> None:
-        """HEAD at `head`, the merge's result in files and index, its conflicts unmerged."""
-        self._git.update_ref("--no-deref", "HEAD", head)
-        self._git.read_tree("--reset", "-u", merged.tree)
-        lines = [f"0 {'0' * 40}\t{path}\0" for path in merged.paths]
-        lines += [f"{e.mode} {e.blob} {e.stage}\t{e.path}\0" for e in merged.conflicts]
-        with tempfile.TemporaryFile() as stream:
-            stream.write(os.fsencode("".join(lines)))
-            stream.seek(0)
-            self._git.update_index("-z", "--index-info", istream=stream)
-
-
-def _names(output: object) -> list[str]:
-    return sorted({name for name in str(output).split("\0") if name})
 
 
 def _messages(fields: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
 
 def _spare_work(layout: Layout, doomed: Sequence[Path]) -> None:
     """Raise UsageFault if what a person made by hand, and is nowhere else, would go."""
-    from sm121.gitseries import Worktree
+    from sm121.gitworktree import Worktree
     from sm121.rebase.session import Place
 
     faults = []

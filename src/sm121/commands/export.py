@@ -6,7 +6,8 @@ import argparse
 
 from sm121.commands.common import add_stack_option, context_of
 from sm121.errors import PatchFailed
-from sm121.gitseries import SeriesRepository, Worktree
+from sm121.gitseries import SeriesRepository
+from sm121.gitworktree import Worktree
 from sm121.patches.branch import folder_of, note_exported, read_branch
 from sm121.patches.export import differences, write
 from sm121.source.stage import REPOSITORY

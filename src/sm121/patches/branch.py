@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sm121.errors import PatchFailed, UsageFault
 from sm121.files import write_atomic
-from sm121.gitseries import SeriesRepository, Worktree
+from sm121.gitseries import SeriesRepository
+from sm121.gitworktree import Worktree
 from sm121.layout import Layout
 from sm121.patches.apply import AppliedSeries
 from sm121.patches.export import Exported, export_commit

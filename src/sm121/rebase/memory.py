@@ -81,7 +81,7 @@ class Memory:
             if not diff:
                 continue
             head = f"{patch}, {path}, onto vLLM {onto}\n\n--- a/file\n+++ b/file\n"
-            write_atomic(self.own / f"{name}.patch", head.encode() + diff)
+            write_atomic(self.own / f"{name}.patch", head.encode(errors="backslashreplace") + diff)
 
     def names(self, merged: Merged) -> tuple[str, ...]:
         """File names of the resolutions that are known for a merge's conflicts."""

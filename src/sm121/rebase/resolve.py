@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from sm121.context import Context
 from sm121.errors import PatchFailed, RebaseStopped, UsageFault
-from sm121.gitseries import Merged, SeriesRepository, Worktree
+from sm121.gitseries import Merged, SeriesRepository
+from sm121.gitworktree import Worktree
 from sm121.patches.lint import python_faults
 from sm121.patches.series import Patch, load_series
 from sm121.rebase.memory import Memory, has_markers

@@ -111,8 +111,8 @@ class Judge:
             "conflict", "superseded") else ()  # fmt: skip
         shown = state != "applies"
         return HunkRow(
-            file=old, file_now=path, line=hunk.line, line_now=worst.first + 1, state=state,
-            offset=hunk.offset, beside=hunk.beside or bool(text), text=text, recent=tuple(recent),
+            file=_shown(old), file_now=_shown(path), line=hunk.line, line_now=worst.first + 1, state=state,
+            offset=hunk.offset, beside=hunk.beside or bool(text), text=_shown(text), recent=tuple(recent),
             before=_texts(worst.before) if shown else (), moved_to=worst.moved,
             upstream=_texts(worst.upstream) if shown else (),
             ours=_texts(worst.ours) if shown else (),
@@ -131,8 +131,8 @@ class Judge:
             state, text = "superseded", f"upstream removed {change.path}"
         recent = self._recent(path, there, 0, 0) if state in ("conflict", "superseded") else []
         return HunkRow(
-            file=change.path, file_now=path if there else "", line=0, line_now=0, state=state,  # type: ignore[arg-type]
-            beside=state == "applies" and path != change.path, text=text, recent=tuple(recent),
+            file=_shown(change.path), file_now=_shown(path) if there else "", line=0, line_now=0, state=state,  # type: ignore[arg-type]
+            beside=state == "applies" and path != change.path, text=_shown(text), recent=tuple(recent),
         )  # fmt: skip
 
     def edits(self, old: str, new: str) -> list[Edit]:
@@ -194,9 +194,9 @@ def _mode(change: Change, path: str, there: Entry) -> list[HunkRow]:
         return []
     return [
         HunkRow(
-            file=change.path, file_now=path, line=0, line_now=0,
+            file=_shown(change.path), file_now=_shown(path), line=0, line_now=0,
             state="upstreamed" if there.mode == modes[1] else "applies",
-            text=f"mode of {path} {modes[0]} → {modes[1]}",
+            text=_shown(f"mode of {path} {modes[0]} → {modes[1]}"),
         )
     ]  # fmt: skip
 
@@ -207,6 +207,11 @@ def _what(change: Change) -> str:
     if change.new.mode == _ABSENT:
         return f"{change.path} removed"
     return f"{change.path} as a whole (binary, or a link)"
+
+
+def _shown(text: str) -> str:
+    """Names that are not UTF-8 as text that JSON can carry."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _texts(lines: Sequence[bytes]) -> tuple[str, ...]:
