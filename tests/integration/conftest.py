@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from sm121.patches.apply import AppliedSeries, apply_series
 from sm121.patches.series import Patch, load_series
 from sm121.pins.load import stack_names
 from sm121.pins.model import Stack
-from sm121.source.vllm import sdist_file, unpack_sdist
+from sm121.source.vllm import import_sdist, sdist_file
 from sm121.ui import Ui
 from support.checkouts import ROOT, Checkout
+from support.desk import desk  # noqa: F401 - a fixture
 
 PATCHES = ROOT / "patches/vllm"
 
@@ -141,9 +141,7 @@ def real(
 ) -> Iterator[RealSeries]:
     folder = tmp_path_factory.mktemp("real")
     repository = Repository(folder / "vllm.git")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        tree = unpack_sdist(sdist, Path(scratch), name=f"vllm-{stack.vllm.version}")
-        base = repository.import_tree(tree, message="vLLM", date=stack.vllm.date)
+    base = import_sdist(sdist, sdist_file(stack.vllm), stack.vllm.date, repository)
     repository.point("refs/test/base", base)
     series = load_series(root / "patches/vllm" / stack_name)
     applied = apply_series(repository, base, series)

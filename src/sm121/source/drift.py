@@ -7,7 +7,7 @@ GIT_TAG), sometimes through `set(VAR "value")` in the same file.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sm121.errors import SourceDrift
@@ -69,6 +69,24 @@ def declared_components(setup_py: str, build_rust_py: str) -> set[str]:
     return {*names, *re.findall(r'target="vllm\.([\w-]+)"', build_rust_py)}
 
 
+def declared_in(repository: Repository, commit: str, files: Iterable[str]) -> list[Fetched]:
+    """Every source that the CMake files of a tree fetch. files: all paths of the tree."""
+    return [
+        fetched
+        for file in files
+        if _FILES.match(file)
+        for fetched in declared_sources(repository.read(commit, file) or "", file)
+    ]
+
+
+def components_in(repository: Repository, commit: str) -> set[str]:
+    """Every component that a tree's own build files know."""
+    return declared_components(
+        repository.read(commit, "setup.py") or "",
+        repository.read(commit, "tools/build_rust.py") or "",
+    )
+
+
 def check_drift(
     repository: Repository,
     commit: str,
@@ -82,12 +100,7 @@ def check_drift(
     upstream fetches and we do not pin, a pin that upstream no longer asks for, a component
     that only one side knows.
     """
-    declared = [
-        fetched
-        for file in files
-        if _FILES.match(file)
-        for fetched in declared_sources(repository.read(commit, file) or "", file)
-    ]
+    declared = declared_in(repository, commit, files)
     faults = []
     for name, pin in pins.items():
         wanted = pin.upstream_repository.lower()
@@ -108,10 +121,7 @@ def check_drift(
         for d in declared
         if (d.file, d.repository) not in pinned
     ]
-    known = declared_components(
-        repository.read(commit, "setup.py") or "",
-        repository.read(commit, "tools/build_rust.py") or "",
-    )
+    known = components_in(repository, commit)
     faults += [
         f"component {name}: upstream builds it, [components] does not list it"
         for name in sorted(known - set(components))
