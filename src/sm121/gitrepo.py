@@ -30,45 +30,10 @@ from sm121 import proc
 from sm121.errors import DiskFull, EnvironmentFault, NetworkFault, ToolFailed
 from sm121.files import remove_tree, write_atomic
 from sm121.gitimport import FAST_IMPORT, IMPORT_REF, ImportedFile, write_stream
+from sm121.gitsettings import ISOLATION, LOCAL_VARIABLES, SETTINGS, configuration
 
 # Whoever runs the pipeline, the same series on the same base has the same commit ids.
 IDENTITY = ("sm121", "sm121@localhost")
-
-_ISOLATION = {
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_TEMPLATE_DIR": "",
-    "GIT_DEFAULT_HASH": "sha1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_ASKPASS": "true",
-    "LC_ALL": "C.UTF-8",
-    # Outranks what a person sets in the repository itself, by `git config` in a worktree of it.
-    "GIT_CONFIG_COUNT": "3",
-    "GIT_CONFIG_KEY_0": "i18n.commitEncoding", "GIT_CONFIG_VALUE_0": "UTF-8",
-    "GIT_CONFIG_KEY_1": "i18n.logOutputEncoding", "GIT_CONFIG_VALUE_1": "UTF-8",
-    "GIT_CONFIG_KEY_2": "core.compression", "GIT_CONFIG_VALUE_2": "-1",
-}  # fmt: skip
-# `git rev-parse --local-env-vars`: what git sets for a hook, and would believe of us.
-_LOCAL_VARIABLES = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT",
-    "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_GRAFT_FILE",
-    "GIT_INDEX_FILE", "GIT_NO_REPLACE_OBJECTS", "GIT_REPLACE_REF_BASE", "GIT_PREFIX",
-    "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
-    # And what a person may set that changes what git reads or how it writes a diff.
-    "GIT_DIFF_OPTS", "GIT_EXTERNAL_DIFF", "GIT_ATTR_SOURCE", "GIT_NAMESPACE", "GIT_NOTES_REF",
-    "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS",
-)  # fmt: skip
-_SETTINGS = {
-    # A tree from an sdist must be stored byte for byte, on any machine.
-    "core.autocrlf": "false",
-    "core.fileMode": "true",
-    "core.quotePath": "false",
-    "pack.compression": "1",  # imported releases: half the time for a third more disk
-    "commit.gpgSign": "false",
-    "gc.auto": "0",
-    "core.hooksPath": os.devnull,
-    "advice.detachedHead": "false",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +78,7 @@ class Repository:
     def __init__(self, path: Path) -> None:
         if shutil.which("git") is None:
             raise EnvironmentFault("git was not found.", remedy="Install git 2.34 or newer.")
-        for name in _LOCAL_VARIABLES:
+        for name in LOCAL_VARIABLES:
             os.environ.pop(name, None)
         self.path = path
         # The run that holds build/ is the only one here: a lock is a killed git's.
@@ -128,7 +93,7 @@ class Repository:
         attributes = path / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text("* -text -filter -ident -working-tree-encoding -eol !diff !merge\n")
-        self._repo.git.update_environment(**_ISOLATION, **_settings(), **proc.mark())
+        self._repo.git.update_environment(**ISOLATION, **configuration(SETTINGS), **proc.mark())
         self._git = _Git(self._repo.git)
 
     def close(self) -> None:
@@ -398,22 +363,13 @@ class Repository:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
 
 
-def _settings() -> dict[str, str]:
-    """_SETTINGS as git-config(1) takes them from the environment: no file that a kill can halve."""
-    variables = {"GIT_CONFIG_COUNT": str(len(_SETTINGS))}
-    for number, (key, value) in enumerate(_SETTINGS.items()):
-        variables[f"GIT_CONFIG_KEY_{number}"] = key
-        variables[f"GIT_CONFIG_VALUE_{number}"] = value
-    return variables
-
-
 def _create(path: Path) -> None:
     """Make an empty bare repository, under another name first: a killed init is no repository."""
     remove_tree(path)
     partial = path.with_name(f"{path.name}.partial")
     remove_tree(partial)
     partial.mkdir(parents=True)
-    _Git(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=_ISOLATION)
+    _Git(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=ISOLATION)
     partial.rename(path)
 
 

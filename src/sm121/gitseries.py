@@ -16,6 +16,7 @@ from pathlib import Path
 from sm121.errors import EnvironmentFault, NetworkFault, ToolFailed
 from sm121.files import remove_tree
 from sm121.gitrepo import IDENTITY, Author, Repository
+from sm121.gitsettings import SETTINGS, configuration
 
 # `merge-tree --write-tree` came with 2.38 (git's release notes).
 OLDEST_GIT = (2, 38)
@@ -72,6 +73,9 @@ class Merged:
         return tuple(dict.fromkeys(entry.path for entry in self.conflicts))
 
 
+_MERGING = {"merge.conflictStyle": "diff3", "merge.directoryRenames": "false"}
+
+
 class SeriesRepository(Repository):
     """A pipeline's repository, with what moving and exporting a series needs."""
 
@@ -90,9 +94,7 @@ class SeriesRepository(Repository):
                 remedy="Install git 2.38 or newer; everything but rebase and export works with "
                 "2.34.",
             )
-        with self._repo.config_writer() as config:
-            config.set_value("merge", "conflictStyle", "diff3")
-            config.set_value("merge", "directoryRenames", "false")
+        self._repo.git.update_environment(**configuration(SETTINGS | _MERGING))
 
     # -- reading ----------------------------------------------------------------------
 

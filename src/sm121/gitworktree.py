@@ -9,8 +9,9 @@ from pathlib import Path
 import git
 
 from sm121 import proc
-from sm121.gitrepo import _ISOLATION, _Git
+from sm121.gitrepo import _Git
 from sm121.gitseries import Merged
+from sm121.gitsettings import ISOLATION, SETTINGS, configuration
 
 
 class Worktree:
@@ -19,7 +20,7 @@ class Worktree:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         commands = git.Git(folder)
-        commands.update_environment(**_ISOLATION, **proc.mark())
+        commands.update_environment(**ISOLATION, **configuration(SETTINGS), **proc.mark())
         self._git = _Git(commands)
 
     def head(self) -> str:
