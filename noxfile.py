@@ -107,6 +107,22 @@ def verify_abi(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def rebase(session: nox.Session) -> None:
+    """Move the patch series to another upstream: `-- --onto 0.28.0`; `-- --check` only looks.
+
+    Options: --onto REF|RELEASE, --continue, --abort, --skip NAME --why TEXT, --accept,
+    --commit HEX, --check, --json [FILE], --offline, --stack NAME.
+    """
+    verb(session, "rebase")
+
+
+@nox.session(default=False)
+def export(session: nox.Session) -> None:
+    """Write the edited series (`nox -s patch -- --edit`) back to patches/; `-- --check` compares."""
+    verb(session, "export")
+
+
+@nox.session(default=False)
 def shell(session: nox.Session) -> None:
     """A shell with the toolchain, CUDA_HOME and the patched tree."""
     verb(session, "shell")

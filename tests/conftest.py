@@ -13,7 +13,7 @@ import pytest
 from sm121.context import Context, Options
 from sm121.files import HashMemory
 from sm121.layout import Layout
-from sm121.pins.load import default_stack, load_stack
+from sm121.pins.load import default_stack, load_stack, stack_names
 from sm121.pins.model import Stack
 from sm121.ui import Ui
 from support.checkouts import built, new_checkout  # noqa: F401 - fixtures
@@ -91,9 +91,23 @@ def shared_cache() -> Path:
     return SHARED_CACHE
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stack", metavar="NAME", choices=stack_names(ROOT / "pins"),
+        help="only this stack of pins/; its real builds too (default: the builds of pins/default)",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
-def stack_name() -> str:
-    return default_stack(ROOT / "pins")
+def built_stack(request: pytest.FixtureRequest) -> str:
+    """The stack whose real builds the tests make: --stack, else pins/default."""
+    return request.config.getoption("--stack") or default_stack(ROOT / "pins")
+
+
+@pytest.fixture(scope="session")
+def stack_name(request: pytest.FixtureRequest, built_stack: str) -> str:
+    """One stack; every one in turn for tests of a release's tree (integration/conftest.py)."""
+    return str(getattr(request, "param", built_stack))
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,10 @@ class PatchFailed(CheckFailed):
     """A patch of the series does not apply, or the series is malformed."""
 
 
+class RebaseStopped(CheckFailed):
+    """A rebase needs a person: a patch does not apply, or a resolution is not finished."""
+
+
 class SourceDrift(CheckFailed):
     """Our pin of a third-party source and what upstream's CMake asks for disagree."""
 

@@ -63,7 +63,8 @@ class Ui:
         if self._progress_open:
             self.err.write("\r\x1b[K")
             self._progress_open = False
-        self.err.write(text + "\n")
+        # A file name that is not UTF-8 must not stop the message that names it.
+        self.err.write(text.encode(errors="backslashreplace").decode() + "\n")
         self.err.flush()
 
     def result(self, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,33 @@ from sm121.gitrepo import Repository
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
 from sm121.patches.apply import AppliedSeries, apply_series
 from sm121.patches.series import Patch, load_series
+from sm121.pins.load import stack_names
 from sm121.pins.model import Stack
-from sm121.source.vllm import sdist_file, unpack_sdist
+from sm121.source.vllm import import_sdist, sdist_file
 from sm121.ui import Ui
-from support.checkouts import Checkout
+from support.checkouts import ROOT, Checkout
+from support.desk import desk  # noqa: F401 - a fixture
+
+PATCHES = ROOT / "patches/vllm"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that reads a release's tree runs for every stack, or for those that it is marked for.
+
+    `stacks(NAME, ...)`: these; else `patch(NAME)`: those whose series has that patch. --stack:
+    only that one of them.
+    """
+    if "real" not in metafunc.fixturenames:
+        return
+    names = stack_names(ROOT / "pins")
+    if mark := metafunc.definition.get_closest_marker("stacks"):
+        assert set(mark.args) <= set(names), "a stack that there is not"
+        names = list(mark.args)
+    elif mark := metafunc.definition.get_closest_marker("patch"):
+        names = [n for n in names if mark.args[0] in {p.name for p in load_series(PATCHES / n)}]
+    if only := metafunc.config.getoption("--stack"):
+        names = [n for n in names if n == only]
+    metafunc.parametrize("stack_name", names, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,9 +112,13 @@ def flashinfer_wheel(locked_wheel) -> Path:
 
 
 @pytest.fixture(scope="session")
-def torch_python(built: Checkout, stack_name: str) -> Path:
-    """A Python with the stack's torch (a CUDA build; there is no GPU): the build host's own."""
-    return built.root / "build/env" / stack_name / "bin/python"
+def torch_python(built: Checkout) -> Path:
+    """A Python with torch (a CUDA build; there is no GPU): the build host's own.
+
+    It is the built stack's torch, also for another stack's tree: a second one would cost several
+    GB. What that leaves untested is named in docs/patches.md.
+    """
+    return built.root / "build/env" / built.stack / "bin/python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +141,7 @@ def real(
 ) -> Iterator[RealSeries]:
     folder = tmp_path_factory.mktemp("real")
     repository = Repository(folder / "vllm.git")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        tree = unpack_sdist(sdist, Path(scratch), name=f"vllm-{stack.vllm.version}")
-        base = repository.import_tree(tree, message="vLLM", date=stack.vllm.date)
+    base = import_sdist(sdist, sdist_file(stack.vllm), stack.vllm.date, repository)
     repository.point("refs/test/base", base)
     series = load_series(root / "patches/vllm" / stack_name)
     applied = apply_series(repository, base, series)

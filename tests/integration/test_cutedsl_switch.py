@@ -13,6 +13,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.patch("cutedsl-switch")
 SWITCH = "VLLM_DISABLE_CUTEDSL"
 DSV4 = "vllm/models/deepseek_v4"
 COMPRESSOR = f"{DSV4}/compressor.py"
@@ -232,7 +234,12 @@ class Vllm:
                 "envs": self.envs,
                 "has_cutedsl": getattr(self, "probe", None),
                 "logger": self.log,
-                "torch": Anything(float8_e4m3fn="float8_e4m3fn", uint8="uint8", bfloat16="bf16"),
+                "torch": Anything(
+                    float8_e4m3fn="float8_e4m3fn",
+                    uint8="uint8",
+                    bfloat16="bf16",
+                    empty=lambda *shape, **_: Anything(shape=shape[0]),
+                ),
                 "_has_module": self.has_module,
                 **namespace,
             },
@@ -258,7 +265,10 @@ class Vllm:
             RMSNorm=Anything(),
             CompressorMetadata=object,
             MXFP4_BLOCK_SIZE=32,
-            get_forward_context=lambda: SimpleNamespace(attn_metadata=AttnMetadata()),
+            get_forward_context=lambda: SimpleNamespace(
+                attn_metadata=AttnMetadata(), cudagraph_runtime_mode="none"
+            ),
+            CUDAGraphMode=SimpleNamespace(FULL="full"),
             save_partial_states=lambda **_: None,
             compress_norm_rope_store_triton=self.with_real_signature(
                 "compress_norm_rope_store_triton"
@@ -348,12 +358,15 @@ class Vllm:
                 warmup=lambda **_: importlib.import_module("cutlass.cute")
             ),
         )
-        self.cut(
+        warm_up = self.cut(
             KERNEL_WARMUP,
             "_warmup_ll_bf16_router_gemm",
             _LL_BF16_WARMUP_MODEL_SHAPES=(),
             _LL_BF16_WARMUP_M_RANGE=(),
-        )["_warmup_ll_bf16_router_gemm"]()
+            _ll_bf16_router_shapes_from_model=lambda model: ((4096, 256),),
+        )["_warmup_ll_bf16_router_gemm"]
+        # From 0.28 on it is given the model, to read the shapes from.
+        warm_up(*[Anything()] * len(inspect.signature(warm_up).parameters))
 
     def warm_up_providers(self) -> None:
         def unit(_: object = None) -> Any:
@@ -682,14 +695,10 @@ ELSEWHERE = {
     f"{LL_BF16}: LLBf16Gemm._fake_gemm_tensors",
     f"{LL_BF16}: LLBf16Gemm._compile_dotprod",
     f"{LL_BF16}: LLBf16Gemm._compile_splitk",
-    # Lazy wrappers, and a layout of weights: for experts that are only offered where
-    # `has_flashinfer_cutedsl_...` or `has_flashinfer_b12x_moe`, which ask it, agreed.
+    # Lazy wrappers: for experts that are only offered where `has_flashinfer_cutedsl_...` or
+    # `has_flashinfer_b12x_moe`, which ask it, agreed.
     f"{FLASHINFER}: flashinfer_convert_sf_to_mma_layout",
     f"{FLASHINFER}: flashinfer_cutedsl_grouped_gemm_nt_masked",
-    (
-        "vllm/model_executor/layers/quantization/utils/flashinfer_fp4_moe.py: "
-        "prepare_nvfp4_moe_layer_for_flashinfer_cutedsl"
-    ),
     # Looks for such a kernel in a graph; brings none.
     "vllm/compilation/passes/fusion/collective_fusion.py: AsyncTPPass.__init__",
     # Masks for FA4, which `_is_fa4_supported` switches off, and which no SM12x has.
@@ -706,10 +715,49 @@ ELSEWHERE = {
         "vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py: "
         "QwenGatedDeltaNetAttention._warmup_prefill_kernels"
     ),
-    "vllm/v1/attention/backends/gdn_attn.py: GDNAttentionMetadataBuilder.build",
     "vllm/models/minimax_m3/common/indexer.py: select_indexer_impl_cls",
     "vllm/models/inkling/nvidia/ops/fa4_rel_attention.py: _get_score_mod",
     "vllm/models/inkling/nvidia/ops/fa4_rel_attention.py: _get_score_mod.score_mod_rel_bias",
+}
+# A layout of weights for such experts.
+_FP4_MOE = "vllm/model_executor/layers/quantization/utils/flashinfer_fp4_moe.py"
+_GDN = "vllm/v1/attention/backends/gdn_attn.py: GDNAttentionMetadataBuilder"
+_KIMI = "vllm/models/kimi_k3/nvidia"
+_SKINNY = "vllm/model_executor/kernels/linear/cute_dsl/skinny_gemm.py: ShapeDynamicSkinnyGemm"
+_TRANSFORMS = "vllm/model_executor/layers/quantization/compressed_tensors/transform/schemes"
+ONLY_IN = {
+    "0.26.0": {
+        f"{_FP4_MOE}: prepare_nvfp4_moe_layer_for_flashinfer_cutedsl",
+        f"{_GDN}.build",
+    },
+    "0.28.0": {
+        f"{_FP4_MOE}: nvfp4_swizzled_scale_to_cutedsl_mma_view",
+        f"{_GDN}._build_chunk_metadata",
+        # Only where `is_available` of the same class, which asks the probe, agreed.
+        f"{_SKINNY}._compile",
+        f"{_SKINNY}._cutlass_dtype",
+        # Quantizes for the b12x package, whose `has_b12x` asks it.
+        "vllm/model_executor/kernels/linear/mxfp4/b12x.py: _apply_b12x_mxfp4_linear",
+        # The name of a kernel that was chosen before.
+        (
+            f"{_TRANSFORMS}/linear_qutlass_nvfp4.py: "
+            "QutlassNvFP4LinearMethod._get_flashinfer_gemm_backend"
+        ),
+        # Masks for FA4.
+        (
+            "vllm/model_executor/layers/attention/sparse_mla_attention.py: "
+            "SparseMLACommonImpl._run_masked_mha"
+        ),
+        "vllm/v1/attention/backends/flash_attn.py: _make_mm_prefix_mask_mod._load_q_range",
+        # Other models: DeepSeek-V3.2's fused queries, dense MLA on SM100, Kimi-K3.
+        "vllm/models/deepseek_v32/common/kernels.py: fused_q",
+        "vllm/v1/attention/backends/mla/flashinfer_mla.py: _select_mla_decode_backend",
+        *(f"{_KIMI}/kda.py: KimiK3DeltaAttention.{name}" for name in ("__init__", "forward")),
+        *(f"{_KIMI}/mla.py: MultiHeadLatentAttention.{name}" for name in ("__init__", "forward")),
+        *(f"{_KIMI}/model.py: KimiMLP.{name}" for name in ("__init__", "forward")),
+        f"{_KIMI}/model.py: maybe_init_gemm_rs",
+        f"{_KIMI}/ops/latent_moe_tail.py: KimiK3LatentMoETailOp.__init__",
+    },
 }
 # The uses that the patch puts behind the probe, and those that were behind it already.
 NEWLY_BEHIND = {
@@ -732,6 +780,7 @@ NEWLY_BEHIND = {
         "FlashInferCutedslMxfp8LinearKernel.apply_weights"
     ),
 }
+NEWLY_BEHIND_ONLY_IN = {"0.26.0": set(), "0.28.0": {f"{_SKINNY}.is_available"}}
 ALREADY_BEHIND = {
     f"{INDEXER}: _merge_dcp_topk_global",
     f"{CACHE_UTILS}: dequantize_and_gather_k_cache",
@@ -974,15 +1023,16 @@ def uses(patched_tree: Path) -> Uses:
     return Uses(patched_tree)
 
 
-def test_every_use_is_behind_the_probe(uses: Uses) -> None:
+def test_every_use_is_behind_the_probe(uses: Uses, stack_name: str) -> None:
     """A new use, in DeepSeek-V4 or beside it, fails here until someone has looked at it."""
-    assert uses.bare == ELSEWHERE
-    assert uses.behind == NEWLY_BEHIND | ALREADY_BEHIND
+    assert uses.bare == ELSEWHERE | ONLY_IN[stack_name]
+    assert uses.behind == NEWLY_BEHIND | NEWLY_BEHIND_ONLY_IN[stack_name] | ALREADY_BEHIND
 
 
-def test_pristine_uses(pristine_tree: Path) -> None:
+def test_pristine_uses(pristine_tree: Path, stack_name: str) -> None:
     uses = Uses(pristine_tree)
-    assert uses.bare == ELSEWHERE | NEWLY_BEHIND
+    newly_behind = NEWLY_BEHIND | NEWLY_BEHIND_ONLY_IN[stack_name]
+    assert uses.bare == ELSEWHERE | ONLY_IN[stack_name] | newly_behind
     assert uses.behind == ALREADY_BEHIND
 
 
@@ -997,9 +1047,12 @@ def test_nothing_of_deepseek_v4_is_excepted(uses: Uses) -> None:
     }
 
 
-def test_guards_are_what_they_seem(uses: Uses) -> None:
+PROBES_ONLY_IN = {"0.26.0": set(), "0.28.0": {"has_b12x"}}
+
+
+def test_guards_are_what_they_seem(uses: Uses, stack_name: str) -> None:
     """The scan goes by names; these are all that it takes for the probe's consent."""
-    assert uses.guards.probes == {
+    assert uses.guards.probes == PROBES_ONLY_IN[stack_name] | {
         "has_cutedsl",
         "is_available",
         *("has_flashinfer_cutedsl", "has_flashinfer_cutedsl_grouped_gemm_nt_masked"),
@@ -1035,9 +1088,12 @@ GUARDED = {
 }
 
 
-@pytest.mark.parametrize("source", [*NEW_USES.values(), *GUARDED.values()])
+@pytest.mark.parametrize(
+    "source", [*NEW_USES.values(), *GUARDED.values()], ids=[*NEW_USES, *GUARDED]
+)
 def test_the_scan_sees(tmp_path: Path, patched_tree: Path, source: str) -> None:
     """On a small tree with one more file than DeepSeek-V4 has."""
+    parsed.cache_clear()  # pytest gives the folder of a test that passed to the next one
     for path in (f"{DSV4}/nvidia/ops/dequant_gather_k_cutedsl.py", "vllm/cute_utils/__init__.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes((patched_tree / path).read_bytes())

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.patch("dead-experts")
 EXPERTS = 4
 LAYER = "model.layers.3.mlp.experts"
 
@@ -90,6 +91,10 @@ def scenarios(tree: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         exec(compiled(layers + "fused_moe/oracle/nvfp4.py", frozenset()), oracle)
         backend = oracle["NvFp4MoeBackend"][case["backend"]]
         prepare: dict[str, Any] = {"torch": fake_torch, "swizzle_blockscale": lambda x: x}
+        # From 0.28 on; before, the same is written out in the function.
+        utils = layers + "quantization/utils/quant_utils.py"
+        if "def amax_for_moe_activation_quant" in (pathlib.Path(tree) / utils).read_text():
+            exec(compiled(utils, frozenset({"amax_for_moe_activation_quant"})), prepare)
         wanted = frozenset({"prepare_nvfp4_moe_layer_for_fi_or_cutlass", "reorder_w1w3_to_w3w1"})
         exec(compiled(layers + "quantization/utils/flashinfer_fp4_moe.py", wanted), prepare)
         oracle["prepare_nvfp4_moe_layer_for_fi_or_cutlass"] = prepare[
@@ -151,6 +156,7 @@ def scenarios(tree: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             def __init__(self) -> None:
                 self.layer_name = case["layer"]
                 self.activation = NS(is_gated=True)
+                self.moe_config = NS(moe_parallel_config=NS(enable_eplb=False))
 
             def register_parameter(self, name: str, value: Any) -> None:
                 setattr(self, name, value)

@@ -13,6 +13,7 @@ import pytest
 
 from support.dsv4 import run_scenarios, unpacked
 
+pytestmark = pytest.mark.patch("empty-chunk")
 KINDS = ["behind", "between", "decodes"]
 RATIOS = ["1", "4", "128"]  # sliding window only, C4A and C128A layers
 NAMES = [f"empty_{kind}" for kind in ["none", *KINDS]]

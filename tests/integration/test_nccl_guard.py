@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.patch("nccl-guard")
 ENVS = "vllm/envs.py"
 NCCL = "vllm/utils/nccl.py"
 IMPORT_UTILS = "vllm/utils/import_utils.py"

@@ -1,4 +1,5 @@
-"""The patch `shape-dispatch`, judged by the tables in the real FlashInfer wheel.
+"""The patch `shape-dispatch`, and what upstream does instead from 0.28 on, judged by the tables in
+the real FlashInfer wheel of the stack.
 
 Nothing of vLLM or FlashInfer is imported (both want torch): the code under test and
 FlashInfer's own decision are cut out of their sources by AST and run as they are.
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.patch("shape-dispatch")
 SPARSE_SWA = "vllm/v1/attention/backends/mla/sparse_swa.py"
 FLASHINFER_UTILS = "vllm/utils/flashinfer.py"
 SM120_ATTENTION = "vllm/models/deepseek_v4/nvidia/flashinfer_sparse.py"
@@ -442,3 +444,24 @@ def test_flashinfer_is_never_imported_with_the_module(patched: Vllm) -> None:
         for node in ast.parse(patched.source(name)).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "flashinfer" not in ast.unparse(node)
+
+
+# --- without the patch ----------------------------------------------------------------
+
+
+@pytest.mark.stacks("0.28.0")
+def test_upstreams_width_is_one_that_flashinfer_has(
+    pristine_tree: Path, flashinfer: FlashInfer
+) -> None:
+    """From 0.28 on the width is the next multiple of 64, which takes FlashInfer 0.6.18 or newer."""
+    utils = pristine_tree / "vllm/v1/attention/backends/mla/compressor_utils.py"
+    math_utils = (pristine_tree / "vllm/utils/math_utils.py").read_text()
+    names = ("_DSPARK_SWA_INDEX_ALIGNMENT", "get_dspark_swa_index_width")
+    namespace = run_source(top_level(math_utils, "cdiv"), {})
+    width = run_source(top_level(utils.read_text(), *names), namespace)[names[1]]
+    for draft_tokens in range(1, WINDOW + 1):
+        found = width(WINDOW, draft_tokens)
+        assert found >= WINDOW + draft_tokens
+        for heads in (8, 16, 32, 64, 128):
+            for tokens in (1, 64, 65, 200):
+                assert flashinfer.dispatches(tokens, heads, found, 64), (found, heads, tokens)

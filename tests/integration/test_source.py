@@ -16,7 +16,7 @@ from sm121.files import HashMemory
 from sm121.gitrepo import Repository
 from sm121.lock.pylock import Target
 from sm121.pins.model import VllmPin
-from sm121.source.vllm import Base, obtain, unpack_sdist
+from sm121.source.vllm import Base, obtain, read_sdist
 from support.gits import Work
 from support.servers import serve_index
 from support.upstream import FILES, make_sdist, sha256
@@ -175,15 +175,42 @@ def test_another_pin_of_the_same_release_is_another_base(place: Place, tmp_path:
 # --- sdists that are not right ------------------------------------------------------
 
 
-def unpack(archive: Path, tmp_path: Path) -> Path:
-    (tmp_path / "into").mkdir(exist_ok=True)
-    return unpack_sdist(archive, tmp_path / "into", name="vllm-1.2.3")
+def unpack(archive: Path) -> dict[str, bytes]:
+    return {file.path: file.data for file in read_sdist(archive, name="vllm-1.2.3")}
 
 
-def test_sdist_is_unpacked_to_its_top_folder(tmp_path: Path) -> None:
-    root = unpack(make_sdist(tmp_path / "s", dict(FILES)), tmp_path)
-    assert root.name == "vllm-1.2.3"
-    assert (root / "setup.py").read_text() == FILES["setup.py"]
+def test_sdist_is_read_below_its_top_folder(tmp_path: Path) -> None:
+    files = unpack(make_sdist(tmp_path / "s", dict(FILES)))
+    assert files.pop("PKG-INFO").startswith(b"Metadata-Version")
+    assert files == {name: text.encode() for name, text in FILES.items()}
+
+
+def test_links_and_modes_of_a_sdist_are_kept(tmp_path: Path) -> None:
+    script = tarfile.TarInfo("vllm-1.2.3/run")
+    script.mode = 0o755
+    extra = (
+        script,
+        link("vllm-1.2.3/soft", "a"),
+        link("vllm-1.2.3/hard", "vllm-1.2.3/a", tarfile.LNKTYPE),
+    )
+    archive = make_sdist(tmp_path / "s", {"a": "x"}, extra=extra)
+    found = {f.path: (f.mode, f.data) for f in read_sdist(archive, name="vllm-1.2.3")}
+    assert found["run"] == ("100755", b"")
+    assert found["soft"] == ("120000", b"a")
+    assert found["hard"] == found["a"] == ("100644", b"x")
+
+
+def test_stream_and_folder_give_the_same_commit(place: Place, tmp_path: Path) -> None:
+    """The commit ids of earlier versions, which unpacked to a folder, stay."""
+    place.store()
+    streamed = place.obtain(offline=True).commit
+    with tarfile.open(place.sdist) as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    message = str(place.repository._git.log("-1", "--format=%B", streamed))
+    folder = place.repository.import_tree(
+        tmp_path / "out/vllm-1.2.3", message=message, date=place.pin().date
+    )
+    assert folder == streamed
 
 
 BIG = {"random": bytes((n * n * 7919 >> 7) & 255 for n in range(200_000))}
@@ -195,7 +222,7 @@ def test_cut_off_sdist_is_refused(tmp_path: Path, keep: float) -> None:
     data = archive.read_bytes()
     archive.write_bytes(data[: int(keep if keep >= 1 else keep * len(data))])
     with pytest.raises(HashMismatch, match=r"vllm-1\.2\.3\.tar\.gz") as raised:
-        unpack(archive, tmp_path)
+        unpack(archive)
     assert raised.value.exit_code == 1
 
 
@@ -205,7 +232,7 @@ def test_sdist_with_damage_in_the_middle_is_refused(tmp_path: Path) -> None:
     data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
     archive.write_bytes(data)
     with pytest.raises(HashMismatch):
-        unpack(archive, tmp_path)
+        unpack(archive)
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 a zip", b"<html>404</html>", b"\x1f\x8bnot"])
@@ -213,7 +240,7 @@ def test_file_that_is_no_gzip_is_refused(tmp_path: Path, content: bytes) -> None
     archive = tmp_path / "vllm-1.2.3.tar.gz"
     archive.write_bytes(content)
     with pytest.raises(HashMismatch, match="can't be unpacked") as raised:
-        unpack(archive, tmp_path)
+        unpack(archive)
     assert raised.value.cause
     assert "Remove" in raised.value.remedy
 
@@ -245,7 +272,7 @@ def device() -> tarfile.TarInfo:
 def test_member_that_reaches_outside_is_refused(tmp_path: Path, member: tarfile.TarInfo) -> None:
     archive = make_sdist(tmp_path / "s", {"a": "x"}, extra=(member,))
     with pytest.raises(HashMismatch, match="can't be unpacked"):
-        unpack(archive, tmp_path)
+        unpack(archive)
     assert not (tmp_path / "evil").exists()
     assert not (tmp_path.parent / "evil").exists()
 
@@ -253,27 +280,27 @@ def test_member_that_reaches_outside_is_refused(tmp_path: Path, member: tarfile.
 def test_absolute_name_lands_inside_or_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "absolute"
     archive = make_sdist(tmp_path / "s", {"a": "x"}, extra=(tarfile.TarInfo(str(target)),))
-    unpack(archive, tmp_path)
+    unpack(archive)
     assert not target.exists()
 
 
 def test_other_top_folder_is_not_this_release(tmp_path: Path) -> None:
     archive = make_sdist(tmp_path / "s", {"a": "x"}, top="vllm-1.2.4")
     with pytest.raises(HashMismatch, match=r"no folder vllm-1\.2\.3/"):
-        unpack(archive, tmp_path)
+        unpack(archive)
 
 
-def test_full_disk_while_unpacking_is_not_a_bad_sdist(
+def test_disk_fault_while_reading_is_not_a_bad_sdist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = make_sdist(tmp_path / "s", {"a": "x"})
 
     def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
-    with pytest.raises(OSError, match="No space"):
-        unpack(archive, tmp_path)
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", full)
+    with pytest.raises(OSError, match="Input/output"):
+        unpack(archive)
 
 
 def test_plain_tar_is_no_sdist(tmp_path: Path) -> None:
@@ -283,4 +310,4 @@ def test_plain_tar_is_no_sdist(tmp_path: Path) -> None:
         info.size = 1
         archive.addfile(info, io.BytesIO(b"x"))
     with pytest.raises(HashMismatch):
-        unpack(path, tmp_path)
+        unpack(path)

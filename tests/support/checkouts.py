@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from sm121.pins.load import load_stack
+from sm121.pins.model import Stack
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,6 +28,17 @@ class Checkout:
 
     root: Path
     cache: Path
+    stack: str
+
+    @property
+    def pins(self) -> Stack:
+        """What its stack.toml says."""
+        return load_stack(self.root / "pins", self.stack)
+
+    @property
+    def patches(self) -> Path:
+        """Folder of its stack's series."""
+        return self.root / "patches/vllm" / self.stack
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "sm121", *arguments]
@@ -74,16 +88,18 @@ def copy_checkout(destination: Path) -> None:
 
 @pytest.fixture(scope="session")
 def new_checkout(
-    tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+    tmp_path_factory: pytest.TempPathFactory, shared_cache: Path, built_stack: str
 ) -> Iterator[Callable[[str], Checkout]]:
-    """Make further copies; all are removed at the end (each takes several GB)."""
+    """Make further copies, in which --stack is the default; all are removed at the end (each
+    takes several GB)."""
     made: list[Path] = []
 
     def make(name: str) -> Checkout:
         root = tmp_path_factory.mktemp(name) / "sm121"
         copy_checkout(root)
+        (root / "pins/default").write_text(f"{built_stack}\n")
         made.append(root)
-        return Checkout(root=root, cache=shared_cache)
+        return Checkout(root=root, cache=shared_cache, stack=built_stack)
 
     yield make
     for root in made:

@@ -144,7 +144,7 @@ def dense(tree: Path, wheel: Path) -> Any:
     for ratio in (1, 4, 128):
         for name, (requests, decodes) in BATCHES.items():
             world = World(tree, wheel)
-            conf = config(heads=8)
+            conf = config()
             layer = world.layer(world.jit_cls, conf, ratio)
             world.dummy_run(layer)
             batch = make_batch(layer, requests, decodes)
@@ -164,14 +164,15 @@ def dense(tree: Path, wheel: Path) -> Any:
 
 @scenario
 def draft(tree: Path, wheel: Path) -> Any:
-    """DSpark's non-causal draft block: 512 indices, of which window + k at most are there."""
+    """DSpark's non-causal draft block: its indices are wider than the window + k that are there."""
     results = {}
     for requests in ([(133, 5), (40, 5), (700, 5)], [(300 + i, 5) for i in range(14)]):
         world = World(tree, wheel)
         conf = config(speculative_config=dspark(5))
         layer = world.layer(world.jit_cls, conf, 1)
         world.dummy_run(layer)
-        batch = make_batch(layer, requests, len(requests), swa_width=512)
+        width = world.builder_width(layer.n_local_heads, 5)
+        batch = make_batch(layer, requests, len(requests), swa_width=width)
         output = attend(world, layer, batch)
         results[str(batch.tokens)] = [error(output, batch.expected), world.kernels.calls]
     return results
@@ -218,7 +219,7 @@ def _with_fake_runner(world: World) -> list[dict[str, Any]]:
 def arguments(tree: Path, wheel: Path) -> Any:
     results = {}
     for ratio in (1, 4, 128):
-        for heads in (8, 32, 64):
+        for heads in (12, 32, 64):
             for tokens in (1, 64, 65):
                 world = World(tree, wheel)
                 calls = _with_fake_runner(world)
@@ -302,7 +303,8 @@ def reserve(tree: Path, wheel: Path) -> Any:
         addresses = set()
         for name, layer in layers.items():
             wide: dict[str, Any] = {"values": False}
-            wide |= {"swa_width": 512} if name == "draft" else {"extra_width": 1024}
+            draft = {"swa_width": world.builder_width(32, 5)}
+            wide |= draft if name == "draft" else {"extra_width": 1024}
             attend(world, layer, make_batch(layer, [(300, 1)] * 64, 64, **wide))
             attend(world, layer, make_batch(layer, [(300, 65)], 0, **wide))
         world.capturing = False
@@ -386,12 +388,12 @@ def undispatchable(tree: Path, wheel: Path) -> Any:
         )  # fmt: skip
 
     results = {
-        "decode width": run(5, topk=256),
+        "decode width": run(5, topk=320),
         "decode page": run(5, page=32),
         "decode heads": run(5, heads=48),
-        "prefill width": run(65, topk=256),
+        "prefill width": run(65, topk=320),
         "prefill page": run(65, page=32),
-        "prefill 8 heads": run(65, heads=8),
+        "prefill heads": run(65, heads=24),
         "prefill extra width": run(65, topk=512, extra=(512, 64)),
         "prefill extra page": run(65, extra=(512, 128)),
     }
@@ -424,19 +426,12 @@ def at_start(tree: Path, wheel: Path) -> Any:
 def widths(tree: Path, wheel: Path) -> Any:
     """The width that a layer reserves for, and the one that the metadata builder makes."""
     world = World(tree, wheel)
-    builder = world.builder_method("_get_noncausal_index_width")
     results = {}
     for heads in (16, 32, 64):
-        model = SimpleNamespace(get_num_attention_heads=lambda parallel, heads=heads: heads)
         for k in range(1, 33):
             conf = config(heads=heads, speculative_config=dspark(k))
-            made = SimpleNamespace(
-                window_size=128,
-                num_speculative_tokens=k,
-                vllm_config=SimpleNamespace(model_config=model, parallel_config=None),
-            )
             layer = world.layer(world.jit_cls, conf, 1)
-            results[f"{heads} {k}"] = [layer._topk, builder(made)]
+            results[f"{heads} {k}"] = [layer._topk, world.builder_width(heads, k)]
     for length in (1, 128, 16384, 16385, 131072, 1 << 20):
         layer = world.layer(world.jit_cls, config(max_model_len=length), 128)
         results[f"c128a {length}"] = layer._extra_topk

@@ -369,6 +369,7 @@ def compute_global_topk_indices_and_lens(
     block_table: torch.Tensor,
     block_size: int,
     is_valid_token: torch.Tensor,
+    output_buffers: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the Triton kernel of that name."""
     count = topk_indices.shape[0]
@@ -424,10 +425,13 @@ class Layer(torch.nn.Module):
         self.kv_cache = torch.tensor([])
         vllm_config.layers[prefix] = self
 
+    def _global_topk_output_buffers(self, topk_indices: torch.Tensor) -> None:
+        """From vLLM 0.28 on: no pool of scratch here."""
+
 
 def config(**changes: Any) -> SimpleNamespace:
     values = SimpleNamespace(
-        heads=8,
+        heads=12,  # fewer than any kernel takes: padded to 16
         max_num_batched_tokens=256,
         max_model_len=16384,
         speculative_config=None,
@@ -435,6 +439,8 @@ def config(**changes: Any) -> SimpleNamespace:
         layers={},
     )
     vars(values).update(changes)
+    # What vLLM 0.28 asks: is this the draft model's config?
+    values.attention_config = SimpleNamespace(use_non_causal=values.speculative_config is not None)
     return values
 
 
@@ -493,8 +499,9 @@ class World:
             deep_gemm_fp8_o_proj=None,
         )  # fmt: skip
         sparse_mla = _module(
-            base + "sparse_mla", DeepseekV4FlashMLABackend=object, DeepseekV4FlashMLAMetadata=object
-        )
+            base + "sparse_mla", DeepseekV4FlashMLABackend=object, DeepseekV4FlashMLAMetadata=object,
+            DeepseekV4SparseMLABackend=object,
+        )  # fmt: skip
         models = source / "models/deepseek_v4"
         self.swa_file = source / "v1/attention/backends/mla/sparse_swa.py"
         pick(models / "sparse_mla.py", ["_C128A_TOPK_ALIGNMENT"], vars(sparse_mla))
@@ -502,6 +509,13 @@ class World:
         swa = _module("vllm.v1.attention.backends.mla.sparse_swa", Collection=Collection)
         if "def _smallest_dispatchable_width" in self.swa_file.read_text():
             pick(self.swa_file, ["_smallest_dispatchable_width"], vars(swa))
+
+        width_file = self.swa_file.with_name("compressor_utils.py")
+        if "def get_dspark_swa_index_width" in width_file.read_text():
+            utils = _module("vllm.v1.attention.backends.mla.compressor_utils")
+            utils.cdiv = importlib.import_module("vllm.utils.math_utils").cdiv
+            names = ["_DSPARK_SWA_INDEX_ALIGNMENT", "get_dspark_swa_index_width"]
+            pick(width_file, names, vars(utils))
 
         self.flashinfer_utils = importlib.import_module("vllm.utils.flashinfer")
         sys.modules["vllm.envs"].VLLM_HAS_FLASHINFER_CUBIN = True
@@ -527,6 +541,18 @@ class World:
         torch.cuda.is_current_stream_capturing = lambda: self.capturing
 
     capturing = False
+
+    def builder_width(self, heads: int, k: int) -> int:
+        """The index width that the metadata builder makes for DSpark's draft of k tokens."""
+        if utils := sys.modules.get("vllm.v1.attention.backends.mla.compressor_utils"):
+            return int(utils.get_dspark_swa_index_width(128, k))
+        model = SimpleNamespace(get_num_attention_heads=lambda parallel: heads)
+        made = SimpleNamespace(
+            window_size=128,
+            num_speculative_tokens=k,
+            vllm_config=SimpleNamespace(model_config=model, parallel_config=None),
+        )
+        return int(self.builder_method("_get_noncausal_index_width")(made))
 
     def builder_method(self, name: str) -> Any:
         """A method of the metadata builder, as a function."""

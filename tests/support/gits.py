@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,12 @@ class Work:
         return run(
             tool("git"), *arguments, cwd=self.path, env={**outer, **_ENVIRONMENT}
         ).stdout.strip()
+
+    def show(self, ref: str, path: str) -> bytes:
+        """A file's bytes at a commit."""
+        return subprocess.run(
+            [tool("git"), "show", f"{ref}:{path}"], cwd=self.path, capture_output=True, check=True
+        ).stdout
 
     def write(self, files: Mapping[str, str | bytes | None]) -> None:
         """Write files (None: remove), byte for byte."""

@@ -58,15 +58,17 @@ def make_sdist(
     folder: Path,
     files: dict[str, str | bytes],
     *,
-    top: str = "vllm-1.2.3",
+    top: str = "",
+    version: str = "1.2.3",
     extra: tuple[tarfile.TarInfo, ...] = (),
 ) -> Path:
     """A sdist as any backend makes it: gzipped tar with one top folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "vllm-1.2.3.tar.gz"
+    path = folder / f"vllm-{version}.tar.gz"
+    top = top or f"vllm-{version}"
     with tarfile.open(path, "w:gz") as archive:
         for name, text in {
-            "PKG-INFO": "Metadata-Version: 2.2\nName: vllm\nVersion: 1.2.3\n",
+            "PKG-INFO": f"Metadata-Version: 2.2\nName: vllm\nVersion: {version}\n",
             **files,
         }.items():
             data = text.encode() if isinstance(text, str) else text

@@ -1,4 +1,4 @@
-"""docs/patches.md names the series as it is, and tests that exist."""
+"""docs/patches.md names each series as it is, and tests that exist."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import re
 from pathlib import Path
 
 
-def tables(root: Path) -> list[list[str]]:
-    """The patches that each table's first column names, of tables that name any."""
+def tables(root: Path, release: str) -> list[list[str]]:
+    """The patches of the release that each table's first column names, of tables that name any.
+
+    `name` is one of every release's, `name` (release) only of that one's.
+    """
     text = (root / "docs/patches.md").read_text()
+    row = re.compile(r"^\| `([a-z0-9-]+)`(?: \(([\d.]+)\))? \|", re.MULTILINE)
     found = [
-        re.findall(r"^\| `([a-z0-9-]+)` \|", part, re.MULTILINE) for part in text.split("\n## ")
+        [name for name, only in row.findall(part) if only in ("", release)]
+        for part in text.split("\n## ")
     ]
     return [names for names in found if len(names) > 4]
 
 
-def test_each_patch_has_its_row_and_its_tests(root: Path, stack_name: str) -> None:
-    series = (root / "patches/vllm" / stack_name / "series").read_text().splitlines()
-    listed = [line.removesuffix(".patch") for line in series if line and not line.startswith("#")]
-    assert tables(root) == [listed, listed]
+def test_each_patch_has_its_row_and_its_tests(root: Path) -> None:
+    for path in sorted((root / "patches/vllm").glob("*/series")):
+        lines = path.read_text().splitlines()
+        listed = [
+            line.removesuffix(".patch") for line in lines if line and not line.startswith("#")
+        ]
+        assert tables(root, path.parent.name) == [listed, listed], path
 
 
 def test_tests_that_the_docs_name_exist(root: Path) -> None:

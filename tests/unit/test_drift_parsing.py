@@ -52,6 +52,51 @@ def test_unknown_variable_stays_visible() -> None:
     assert one(text).ref == "${ELSEWHERE}"
 
 
+BY_DEVICE = """if (DEFINED ENV{X_SRC_DIR})
+  FetchContent_Declare(x SOURCE_DIR $ENV{X_SRC_DIR})
+else()
+  if (VLLM_TARGET_DEVICE STREQUAL "%s")
+    set(URL "https://h/rocm/n.git")
+    set(REV "r1")
+  else()
+    set(URL "https://h/o/n.git")
+    set(REV "v1")
+  endif()
+  FetchContent_Declare(x GIT_REPOSITORY ${URL} GIT_TAG ${REV})
+endif()
+"""
+
+
+def test_what_another_device_fetches_is_not_ours() -> None:
+    """As cmake/external_projects/triton_kernels.cmake has it from 0.28 on."""
+    assert one(BY_DEVICE % "rocm") == Fetched(file="f.cmake", repository="o/n", ref="v1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BY_DEVICE % "cuda",
+        (BY_DEVICE % "rocm").replace("if (VLLM_TARGET_DEVICE", "if (NOT VLLM_TARGET_DEVICE"),
+        """set(REV "v1")
+           if(NEWER)
+             set(REV "v2")
+           endif()
+           FetchContent_Declare(x GIT_REPOSITORY https://h/o/n.git GIT_TAG ${REV})""",
+    ],
+)
+def test_a_variable_with_two_values_stays_visible(text: str) -> None:
+    """Neither is taken by chance: no pin agrees with it, so it is told."""
+    assert one(text).ref == "${REV}"
+
+
+def test_a_variable_that_is_set_twice_to_the_same_is_known() -> None:
+    text = (
+        'if(A)\n  set(REV "v1")\nelse()\n  set(REV "v1")\nendif()\n'
+        "FetchContent_Declare(x GIT_REPOSITORY https://h/o/n.git GIT_TAG ${REV})"
+    )
+    assert one(text).ref == "v1"
+
+
 def test_components_of_setup_and_rust() -> None:
     setup = """
 ext_modules.append(CMakeExtension(name="vllm._C"))

@@ -99,7 +99,7 @@ def put(*path: str | int, value: object) -> Callable[[Data], None]:
         ),
         (
             put("host", "zzz", value=1),
-            "host.zzz: unknown key; known here: requirements",
+            "host.zzz: unknown key; known here: programs, requirements",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from sm121.errors import CheckFailed, CompilerMissing
 from sm121.toolkit import machine
 from sm121.toolkit.cuda import link_names
 from sm121.toolkit.driver_stub import exported_names
-from sm121.toolkit.machine import find_compilers, install_hint
+from sm121.toolkit.machine import find_compilers, install_hint, require_programs
 
 SNIPPET = """
 /* CUresult CUDAAPI cuInOldComment(void); */
@@ -94,6 +94,19 @@ def test_missing_cplusplus_alone_is_found_too(empty_path: Path) -> None:
     put_program(empty_path, "aarch64-linux-gnu-gcc")
     with pytest.raises(CompilerMissing, match=r"aarch64-linux-gnu-g\+\+"):
         find_compilers("aarch64")
+
+
+def test_missing_program_of_upstreams_build_is_told_before_it_runs(empty_path: Path) -> None:
+    put_program(empty_path, "apt-get")
+    programs = {"patch": "CMake mends a header with it"}
+    with pytest.raises(CompilerMissing, match=r"^patch was not found") as raised:
+        require_programs(programs)
+    assert raised.value.exit_code == 3
+    assert raised.value.cause == "CMake mends a header with it"
+    assert "apt-get install -y patch" in raised.value.remedy
+    put_program(empty_path, "patch")
+    require_programs(programs)
+    require_programs({})
 
 
 def test_install_command_of_this_distribution(

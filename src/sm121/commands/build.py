@@ -38,6 +38,11 @@ def configure_patch(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with --check: whose components are configured (default: the profile with most)",
     )
+    parser.add_argument(
+        "--edit", action="store_true",
+        help="make the series a branch with a working tree, build/series/<stack>; after "
+        "committing there, `nox -s export` writes it back",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
@@ -62,6 +67,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
             show_series(context, results)
             if arguments.check:
                 check_series(context, results)
+            if arguments.edit:
+                edit_series(context, results)
         context.memory.save()
         if verb in ("build", "wheelhouse"):
             summary(context, results, ran=ran, seconds=time.monotonic() - started)
@@ -75,6 +82,26 @@ def show_series(context: Context, results: Results) -> None:
         ("patch", "state", "commit", "upstream status"),
         [(p["name"], p["status"], p["commit"][:12] or "-", p["upstream_status"]) for p in patches],
     )
+
+
+def edit_series(context: Context, results: Results) -> None:
+    """Make the branch to edit, unless it is there; say what to do with it."""
+    from sm121.gitseries import SeriesRepository
+    from sm121.patches.apply import apply_series
+    from sm121.patches.branch import branch_of, folder_of, open_branch
+    from sm121.patches.series import load_series
+    from sm121.patches.stage import series_folder
+    from sm121.source.stage import REPOSITORY
+
+    repository = SeriesRepository(context.layout.source / REPOSITORY)
+    series = load_series(series_folder(context))
+    applied = apply_series(repository, str(results["source"]["commit"]), series)
+    folder = folder_of(context.layout, context.stack_name)
+    if not open_branch(repository, context.stack_name, folder, series, applied):
+        context.ui.note(f"{folder} is there already and is left as it is")
+    context.ui.say(f"Branch {branch_of(context.stack_name)} in {folder}, one commit per patch.")
+    context.ui.say("  next: edit and commit there, then `nox -s export`")
+    repository.close()
 
 
 def summary(context: Context, results: Results, *, ran: bool, seconds: float) -> None:

@@ -23,6 +23,8 @@ _COSTS = {
     "work": "the ninja trees: all compiling again",
     "dist": "seconds, while work/ is there",
     "reports": "seconds: verify-abi's reports, the last build's cost",
+    "rebase": "an unfinished rebase: what was resolved by hand",
+    "series": "seconds, once it is exported: a series open for editing",
     "verify": "nothing: left over by a killed verify-abi",
     "log": "nothing, but logs and the measured cost of objects are lost",
 }
@@ -60,6 +62,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         ],
     )
     doomed = _doomed(layout, arguments.what, ui)
+    _spare_work(layout, doomed)
     if not doomed:
         hint = "" if arguments.what else " Name folders, `unused` or `all` to free space."
         ui.say(f"Nothing was removed.{hint}")
@@ -71,6 +74,28 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
                 remove_tree(path)
             ui.say(f"  {'would remove' if arguments.dry_run else 'removed'} {path} ({size})")
     return 0
+
+
+def _spare_work(layout: Layout, doomed: Sequence[Path]) -> None:
+    """Raise UsageFault if what a person made by hand, and is nowhere else, would go."""
+    from sm121.gitworktree import Worktree
+    from sm121.rebase.session import Place
+
+    faults = []
+    at_risk = {"source", "rebase", "series"} & {path.name for path in doomed}
+    if at_risk - {"series"} and Place.of(layout).file.is_file():
+        faults.append(("an unfinished rebase", "nox -s rebase -- --continue (or --abort)"))
+    for marker in (layout.build / "series").glob("*.exported"):
+        tree = marker.with_name(marker.name.removesuffix(".exported"))
+        if at_risk & {"source", "series"} and tree.is_dir():
+            worktree = Worktree(tree)
+            if worktree.head() != marker.read_text() or worktree.unstaged() or worktree.staged():
+                faults.append((f"{tree}, edited and not exported", "nox -s export"))
+    if faults:
+        raise UsageFault(
+            f"That would destroy {' and '.join(what for what, _ in faults)}.",
+            remedy=f"First: {'; '.join(f'`{how}`' for _, how in faults)}.",
+        )
 
 
 def _paths(layout: Layout, name: str) -> list[Path]:

@@ -25,7 +25,7 @@ from sm121.files import remove_tree, sha256_text, write_atomic
 from sm121.lock.pylock import lock_path
 from sm121.lock.resolve import load_checked
 from sm121.source.stage import REPOSITORY
-from sm121.toolkit.machine import find_compilers, host_machine
+from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
 
 # spinloop needs Py_buffer of the limited API of 3.11 (vLLM's CMakeLists.txt), so the cp38 of
@@ -59,6 +59,7 @@ def _used_sources(context: Context, results: Results) -> dict[str, object]:
 
 def make_tools(context: Context) -> Tools:
     """The finished toolkit's folders, for compiling and for `shell`."""
+    require_programs(context.stack.host.programs)
     interpreter, _ = host_interpreter(context)
     environment = EnvironmentStage().folder(context)
     toolkit = ToolkitStage().folder(context)

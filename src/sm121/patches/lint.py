@@ -63,16 +63,14 @@ def lint_series(
             f"{patch.path.name}: {fault}"
             for fault in repository.whitespace_faults(parent, result.commit)
         ]
-        for path in repository.changed_paths(parent, result.commit):
-            content = repository.read(result.commit, path)
-            if str(PurePosixPath(path).parent) not in folders:
-                faults.append(f"{patch.path.name}: {path} is in a folder that upstream has not")
-            if path.endswith((".py", ".pyi")) and content is not None:
-                checked += 1
-                try:
-                    ast.parse(content.encode(errors="surrogateescape"), path)
-                except SyntaxError as error:
-                    faults.append(f"{patch.path.name}: {path}:{error.lineno}: {error.msg}")
+        faults += [
+            f"{patch.path.name}: {path} is in a folder that upstream has not"
+            for path in repository.changed_paths(parent, result.commit)
+            if str(PurePosixPath(path).parent) not in folders
+        ]
+        count, broken = python_faults(repository, parent, result.commit)
+        checked += count
+        faults += [f"{patch.path.name}: {fault}" for fault in broken]
         parent = result.commit
     if faults:
         raise PatchFailed(
@@ -110,6 +108,20 @@ def junk_after_diff(text: str) -> int:
         elif line and not binary:
             return number
     return 0
+
+
+def python_faults(repository: Repository, old: str, new: str) -> tuple[int, list[str]]:
+    """How many Python files differ between two trees, and which of the new ones don't parse."""
+    checked, faults = 0, []
+    for path in repository.changed_paths(old, new):
+        content = repository.read(new, path)
+        if path.endswith((".py", ".pyi")) and content is not None:
+            checked += 1
+            try:
+                ast.parse(content.encode(errors="surrogateescape"), path)
+            except SyntaxError as error:
+                faults.append(f"{path}:{error.lineno}: {error.msg}")
+    return checked, faults
 
 
 def header_faults(subject: str, body: str) -> list[str]:

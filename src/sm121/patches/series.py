@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,3 +64,43 @@ def load_series(folder: Path) -> list[Patch]:
         )
         for name in names
     ]
+
+
+def listing(text: str, names: Sequence[str]) -> str:
+    """The text of a `series` file for other patches: comments and blank lines stay.
+
+    names: file names in their order. Lines of patches that are gone go; a new one comes behind
+    the patch before it. In another order, comments move with the patch that follows them; the
+    comment that begins the file stays there.
+    """
+    lines = text.splitlines()
+    named = [(line.split("#", 1)[0].strip(), line) for line in lines]
+    old = [name for name, _ in named if name]
+    if [n for n in old if n in names] == [n for n in names if n in old]:
+        kept = [(name, line) for name, line in named if not name or name in names]
+    else:
+        kept = _reordered(named, names)
+    for place, name in enumerate(names):
+        if name not in old:
+            before = names[place - 1] if place else ""
+            at = next(
+                (n + 1 for n, (known, _) in enumerate(kept) if before and known == before), None
+            )
+            if at is None:
+                at = next((n for n, (known, _) in enumerate(kept) if known), len(kept))
+            kept.insert(at, (name, name))
+    return "".join(f"{line}\n" for _, line in kept)
+
+
+def _reordered(named: Sequence[tuple[str, str]], names: Sequence[str]) -> list[tuple[str, str]]:
+    blocks: dict[str, list[tuple[str, str]]] = {}
+    head: list[tuple[str, str]] = []
+    pending: list[tuple[str, str]] = []
+    for name, line in named:
+        if not blocks and not pending and not head and line.startswith("#"):
+            head.append((name, line))
+            continue
+        pending.append((name, line))
+        if name:
+            blocks[name], pending = pending, []
+    return [*head, *(row for name in names for row in blocks.get(name, [])), *pending]

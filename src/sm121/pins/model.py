@@ -149,9 +149,13 @@ class YieldPin(Model):
 
 
 class HostPin(Model):
-    """What the build host's own environment needs beside torch and the toolkit."""
+    """What the build host's own environment needs beside torch and the toolkit.
+
+    programs: what upstream's build runs beside compilers, by name, and what for.
+    """
 
     requirements: tuple[RequirementText, ...]
+    programs: dict[str, str] = {}
 
 
 class WheelProvider(Model):

@@ -7,7 +7,7 @@ GIT_TAG), sometimes through `set(VAR "value")` in the same file.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sm121.errors import SourceDrift
@@ -16,6 +16,12 @@ from sm121.pins.model import SourcePin
 
 _SET = re.compile(r"^\s*set\(\s*(\w+)\s+\"?([^\s\"\)]+)\"?", re.MULTILINE | re.IGNORECASE)
 _PAIR = re.compile(r"GIT_REPOSITORY\s+(\S+)(?:\s+#[^\n]*)*\s+GIT_TAG\s+([^\s\)]+)", re.IGNORECASE)
+# `if` without another one inside, on the device that is built for: what holds for CUDA is kept.
+_OTHER_DEVICE = re.compile(
+    r"^[ \t]*if\s*\(\s*VLLM_TARGET_DEVICE\s+STREQUAL\s+\"(?!cuda\")\w+\"\s*\)"
+    r"(?:(?!\bif\s*\().)*?(?:\belse\s*\(\s*\)(?P<rest>(?:(?!\bif\s*\().)*?))?\bendif\s*\([^)]*\)",
+    re.MULTILINE | re.IGNORECASE | re.DOTALL,
+)
 _FILES = re.compile(r"^(CMakeLists\.txt|cmake/external_projects/[^/]+\.cmake)$")
 
 
@@ -29,11 +35,22 @@ class Fetched:
 
 
 def declared_sources(text: str, file: str) -> list[Fetched]:
-    """All GIT_REPOSITORY/GIT_TAG pairs of one CMake file, variables of the same file expanded."""
-    variables = dict(_SET.findall(text))
+    """All GIT_REPOSITORY/GIT_TAG pairs that a CUDA build gets from one CMake file.
+
+    Variables of the same file are expanded. One that is set to different values is not: which
+    of them holds can't be told here, and a pair with `${NAME}` in it agrees with no pin.
+    """
+    text = _OTHER_DEVICE.sub(lambda m: m["rest"] or "", text)
+    values: dict[str, set[str]] = {}
+    for name, value in _SET.findall(text):
+        values.setdefault(name, set()).add(value)
 
     def expand(value: str) -> str:
-        return re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value.strip('"'))
+        return re.sub(
+            r"\$\{(\w+)\}",
+            lambda m: next(iter(found)) if len(found := values.get(m[1], ())) == 1 else m[0],
+            value.strip('"'),
+        )
 
     return [
         Fetched(file=file, repository=_repository(expand(url)), ref=expand(ref))
@@ -52,6 +69,24 @@ def declared_components(setup_py: str, build_rust_py: str) -> set[str]:
     return {*names, *re.findall(r'target="vllm\.([\w-]+)"', build_rust_py)}
 
 
+def declared_in(repository: Repository, commit: str, files: Iterable[str]) -> list[Fetched]:
+    """Every source that the CMake files of a tree fetch. files: all paths of the tree."""
+    return [
+        fetched
+        for file in files
+        if _FILES.match(file)
+        for fetched in declared_sources(repository.read(commit, file) or "", file)
+    ]
+
+
+def components_in(repository: Repository, commit: str) -> set[str]:
+    """Every component that a tree's own build files know."""
+    return declared_components(
+        repository.read(commit, "setup.py") or "",
+        repository.read(commit, "tools/build_rust.py") or "",
+    )
+
+
 def check_drift(
     repository: Repository,
     commit: str,
@@ -65,12 +100,7 @@ def check_drift(
     upstream fetches and we do not pin, a pin that upstream no longer asks for, a component
     that only one side knows.
     """
-    declared = [
-        fetched
-        for file in files
-        if _FILES.match(file)
-        for fetched in declared_sources(repository.read(commit, file) or "", file)
-    ]
+    declared = declared_in(repository, commit, files)
     faults = []
     for name, pin in pins.items():
         wanted = pin.upstream_repository.lower()
@@ -91,10 +121,7 @@ def check_drift(
         for d in declared
         if (d.file, d.repository) not in pinned
     ]
-    known = declared_components(
-        repository.read(commit, "setup.py") or "",
-        repository.read(commit, "tools/build_rust.py") or "",
-    )
+    known = components_in(repository, commit)
     faults += [
         f"component {name}: upstream builds it, [components] does not list it"
         for name in sorted(known - set(components))

@@ -7,14 +7,18 @@ the sdist adds metadata files and lacks links. Which one was used is said, and w
 from __future__ import annotations
 
 import tarfile
-import tempfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal, cast
+
+from isal import igzip, isal_zlib
 
 from sm121.errors import HashMismatch, NetworkFault
 from sm121.fetch import Cache, fetch_locked
+from sm121.gitimport import ImportedFile
 from sm121.gitrepo import Repository
 from sm121.lock.pylock import LockedFile, Target
 from sm121.pins.model import VllmPin
@@ -57,9 +61,8 @@ def obtain(
     Raises HashMismatch when a provider delivers something else, NetworkFault when none can
     be reached.
     """
-    if repository.commit_of(_ref(pin, "git")) == pin.commit:
+    if repository.commit_of(_git_ref(pin)) == pin.commit:
         return Base(commit=pin.commit, provider="git", reason=f"commit of {pin.tag}")
-    known = repository.commit_of(_ref(pin, "sdist"))
     if offline:
         why = "--offline"
     else:
@@ -68,15 +71,19 @@ def obtain(
             return Base(commit=pin.commit, provider="git", reason=f"commit of {pin.tag}")
         except NetworkFault as fault:
             why = f"the git remote can't be used: {fault.cause or fault.what}"
-    if known is None:
-        known = _from_sdist(pin, repository, cache=cache, target=target, offline=offline, ui=ui)
-    return Base(commit=known, provider="sdist", reason=why)
+    commit = from_sdist(
+        sdist_file(pin), pin.date, repository, cache=cache, target=target, offline=offline, ui=ui
+    )
+    return Base(commit=commit, provider="sdist", reason=why)
 
 
-def _ref(pin: VllmPin, provider: str) -> str:
-    # The hash in the name: another pin of the same release is another base.
-    content = pin.commit if provider == "git" else pin.sdist_sha256
-    return f"refs/sm121/upstream/{pin.version}/{provider}-{content[:16]}"
+# The content in a ref's name: another pin of the same release is another base.
+def _git_ref(pin: VllmPin) -> str:
+    return f"refs/sm121/upstream/{pin.version}/git-{pin.commit[:16]}"
+
+
+def _sdist_ref(file: LockedFile) -> str:
+    return f"refs/sm121/upstream/{file.version}/sdist-{file.sha256[:16]}"
 
 
 def _from_git(pin: VllmPin, repository: Repository) -> None:
@@ -88,11 +95,12 @@ def _from_git(pin: VllmPin, repository: Repository) -> None:
             cause=f"pinned {pin.commit}, found {commit}: the tag was moved, or the pin is wrong",
             remedy="Find out which, then correct vllm.commit in stack.toml.",
         )
-    repository.point(_ref(pin, "git"), commit)
+    repository.point(_git_ref(pin), commit)
 
 
-def _from_sdist(
-    pin: VllmPin,
+def from_sdist(
+    wanted: LockedFile,
+    date: datetime | None,
     repository: Repository,
     *,
     cache: Cache,
@@ -100,31 +108,69 @@ def _from_sdist(
     offline: bool,
     ui: Ui,
 ) -> str:
-    wanted = sdist_file(pin)
+    """A release's sdist as a commit; one that was imported before is not even fetched.
+
+    date: of the commit; None: the release's own, see `release_date`.
+    """
+    ref = _sdist_ref(wanted)
+    known = repository.commit_of(ref)
+    if known and date in (None, repository.commit_date(known)):
+        return known
     archive = fetch_locked(
         [wanted], target=target, cache=cache, offline=offline, ui=ui, allow_sdist=True
     )[wanted.sha256]
-    with tempfile.TemporaryDirectory(dir=repository.path.parent, prefix=".sdist-") as scratch:
-        root = unpack_sdist(archive, Path(scratch), name=f"vllm-{pin.version}")
-        commit = repository.import_tree(
-            root,
-            message=f"vLLM {pin.version}\n\nImported from {archive.name}\nsha256 {pin.sdist_sha256}\n",
-            date=pin.date,
-        )
-    repository.point(_ref(pin, "sdist"), commit)
+    commit = import_sdist(archive, wanted, date or release_date(archive), repository)
+    repository.point(ref, commit)
     return commit
 
 
-def unpack_sdist(archive: Path, folder: Path, *, name: str) -> Path:
-    """Unpack a sdist (gzipped tar, PEP 527) and return its one top folder.
+def import_sdist(archive: Path, release: LockedFile, date: datetime, repository: Repository) -> str:
+    """Store a sdist as one parentless commit; the same sdist and date, the same id."""
+    return repository.import_files(
+        read_sdist(archive, name=f"vllm-{release.version}"),
+        message=f"vLLM {release.version}\n\nImported from {release.filename}\n"
+        f"sha256 {release.sha256}\n",
+        date=date,
+    )
+
+
+def release_date(archive: Path) -> datetime:
+    """When a release was checked out to be packed: the time of vllm/version.py in its sdist.
+
+    Other files are touched later by the build backend (PKG-INFO, pyproject.toml in 0.26.0).
+    """
+    with _gunzipped(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
+        times = {m.name.partition("/")[2]: int(m.mtime) for m in tar if m.isfile()}
+    return datetime.fromtimestamp(times.get("vllm/version.py", max(times.values(), default=0)), UTC)
+
+
+def _gunzipped(archive: Path) -> BinaryIO:
+    """igzip inflates a sdist three times as fast as zlib."""
+    return cast(BinaryIO, igzip.open(archive))  # type: ignore[no-untyped-call]
+
+
+def read_sdist(archive: Path, *, name: str) -> Iterator[ImportedFile]:
+    """The files below the one top folder of a sdist (gzipped tar, PEP 527), in one pass.
 
     Members that would land outside, devices and absolute links are refused (PEP 706 'data'
     filter). Raises HashMismatch for an archive that is cut off or is not one.
     """
+    found = False
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        with _gunzipped(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
+            for raw in tar:
+                member = tarfile.data_filter(raw, str(archive.parent))
+                top, *rest = PurePosixPath(member.name).parts
+                if top != name:
+                    continue
+                found = True
+                path = "/".join(rest)
+                if member.issym():
+                    yield ImportedFile(path=path, mode="120000", data=member.linkname.encode())
+                elif (file := tar.extractfile(raw)) is not None:
+                    mode = "100755" if (member.mode or 0) & 0o100 else "100644"
+                    yield ImportedFile(path=path, mode=mode, data=file.read())
+    except (tarfile.TarError, EOFError, OSError, KeyError, zlib.error, isal_zlib.error) as error:  # type: ignore[misc]  # its stub says object
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise HashMismatch(
@@ -132,9 +178,7 @@ def unpack_sdist(archive: Path, folder: Path, *, name: str) -> Path:
             cause=str(error) or type(error).__name__,
             remedy=f"Remove {archive.parent} and run the same command again.",
         ) from error
-    root = folder / name
-    if not root.is_dir():
+    if not found:
         raise HashMismatch(
             f"{archive.name} holds no folder {name}/.", cause="not this release's sdist"
         )
-    return root

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def install_hint(package_deb: str, package_rpm: str) -> str:
     if shutil.which("dnf"):
         return f"{sudo}dnf install -y {package_rpm}"
     return f"install {package_deb} (Debian's name) with your package manager"
+
+
+def require_programs(programs: Mapping[str, str]) -> None:
+    """Raise CompilerMissing for the first program (name = what for) that is not on PATH.
+
+    A program's name is taken for its package's.
+    """
+    for name, purpose in programs.items():
+        if shutil.which(name) is None:
+            raise CompilerMissing(
+                f"{name} was not found.", cause=purpose, remedy=install_hint(name, name)
+            )
 
 
 def find_compilers(machine: str) -> Compilers:

@@ -14,7 +14,7 @@ from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
 from sm121.lock.resolve import load_checked
 from sm121.state import fingerprint
 from sm121.toolkit import cuda
-from sm121.toolkit.machine import find_compilers, host_machine
+from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.python import (
     Interpreter,
     cross_headers,
@@ -86,6 +86,8 @@ class EnvironmentStage:
         return is_complete(self.folder(context), result)
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
+        # Not only when it is needed: minutes of downloads lie between.
+        require_programs(context.stack.host.programs)
         interpreter, target = host_interpreter(context)
         files = host_lock_files(context, target, results["patch"]["requirement_files"])
         paths = fetch_locked(

@@ -31,6 +31,8 @@ from sm121.ui import Ui
 from support.upstream import sha256
 from support.wheels import make_wheel
 
+# The stacks that have the profile.
+pytestmark = pytest.mark.stacks("0.26.0")
 NAME = "vllm-{}-cp38-abi3-manylinux_2_28_aarch64.whl"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sm121.errors import FamilyFault, PinsFault
+from sm121.pins.load import load_stack, stack_names
 from sm121.rules.engine import Finding, Member, evaluate, require
 from sm121.rules.model import load_rules
 
@@ -62,6 +63,47 @@ def test_each_fault_names_rule_and_symptom(
     assert found[0].distribution == distribution
     assert word in found[0].symptom
     assert found[0].source
+
+
+GOOD_0_28 = (
+    "torch 2.13.0 cu130", "torchvision 0.28.0 cu130", "torchaudio 2.11.0 cu130", "triton 3.7.1",
+    "flashinfer-python 0.6.18.post1", "nvidia-cutlass-dsl 4.6.2", "nvidia-cutlass-dsl-libs-base 4.6.2",
+    "nvidia-cutlass-dsl-libs-cu13 4.6.2", "apache-tvm-ffi 0.1.11", "tilelang 0.1.12",
+    "nvidia-nccl-cu13 2.30.4", "nvidia-cuda-runtime 13.0.96", "nvidia-nvjitlink 13.0.88",
+    "vllm 0.28.0+sm121.smoke.1a2b3c4d",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ("numpy 2.3.5", []),
+        ("torchvision 0.26.0 cu130", ["torch-torchvision-2-13"]),
+        ("triton 3.6.0", ["torch-torchvision-2-13"]),
+        ("nvidia-nvjitlink 13.5.37", ["cuda-one-minor"]),
+        ("flashinfer-python 0.6.16.post3", ["flashinfer-dspark-vllm"]),
+        ("flashinfer-python 0.6.17", ["flashinfer-dspark-vllm"]),
+        ("vllm 0.26.0+sm121.smoke.1a2b3c4d", []),
+    ],
+)
+def test_the_family_of_torch_2_13(change: str, rules: list[str]) -> None:
+    name = change.split()[0]
+    found = broken(*(g for g in GOOD_0_28 if g.split()[0] != name), change)
+    assert [f.rule for f in found] == rules
+
+
+def test_older_cutedsl_beside_a_newer_flashinfer() -> None:
+    older = [g.replace("4.6.2", "4.6.0") if "cutlass" in g else g for g in GOOD_0_28]
+    assert [f.rule for f in broken(*older)] == ["flashinfer-cutedsl-0-6-18"]
+
+
+@pytest.mark.parametrize("name", stack_names(PINS))
+def test_the_pins_of_each_stack_break_no_rule(name: str) -> None:
+    stack = load_stack(PINS, name)
+    pinned = {n: pin.version for n, pin in stack.family.items()} | stack.cuda.toolkit
+    pinned["nvidia-cutlass-dsl-libs-cu13"] = pinned["nvidia-cutlass-dsl"]  # by its extra
+    pinned["vllm"] = stack.vllm.version
+    assert broken(*(f"{n} {version}" for n, version in pinned.items())) == []
 
 
 def test_lost_extra_names_the_lost_component() -> None:
