@@ -23,7 +23,7 @@ from sm121.compile.launching import cost_folder, prepare
 from sm121.compile.page import cache_sentence
 from sm121.compile.records import Record, read_records, read_run
 from sm121.compile.timeline import summarise
-from sm121.compile.toolchain import Tools, build_environment, toolchain_text
+from sm121.compile.toolchain import Tools, build_environment, prefix_maps, toolchain_text
 from sm121.context import Context, Options
 from sm121.files import HashMemory
 from sm121.layout import Layout
@@ -65,7 +65,7 @@ class Tree:
 
     @property
     def ninja(self) -> Path:
-        return self.root / "build/work/ninja-1"
+        return self.root / "build/work/ninja-1/temp.linux"
 
     @property
     def library(self) -> Path:
@@ -82,14 +82,16 @@ class Tree:
             self.context, work=work, environment=self.tools.environment,
             jobs=Jobs(count=jobs, memory=64 << 30, reason=""),
         )  # fmt: skip
-        prefixes = {work: "build", self.src: "vllm", self.tools.cuda: "cuda"}
+        prefixes = prefix_maps(
+            {work: "build", self.src: "vllm", self.tools.cuda: "cuda"}, ninja_tree=self.ninja.parent
+        )
         (work / "toolchain.cmake").write_text(
             toolchain_text(self.tools, prefixes=prefixes, variables={}, launcher=launching.command)
         )
         environment = build_environment(
             self.tools, toolchain=work / "toolchain.cmake", components=(), arch="12.1a", jobs=jobs,
             version="1", epoch=1_000_000_000, cache_base=self.root / "build", home=work / "home",
-            sources={}, ccache_dir=self.ccache, replaced=tuple(prefixes.values()),
+            sources={}, ccache_dir=self.ccache, replaced=["the same in all folders"],
             ninja=launching.ninja, settings=launching.settings,
         )  # fmt: skip
         if not cached:
@@ -250,6 +252,11 @@ def test_killed_build_loses_what_was_in_flight_and_the_rest_is_the_same_at_this_
     library = tree.library.read_bytes()
     shutil.rmtree(tree.ninja)
     assert len(tree.build(cached=False)) == 3
+    assert tree.library.read_bytes() == library
+    # ccache compiles by relative paths, which must not show either.
+    shutil.rmtree(tree.ninja)
+    tree.ccache = tree.root / "empty-ccache"
+    assert {r.cache for r in tree.build()} == {"miss"}
     assert tree.library.read_bytes() == library
     # nvcc puts a hash of the source's real path into the names of kernels without linkage.
     other = make_tree("other")

@@ -15,12 +15,13 @@ from sm121.compile.toolchain import (
     Tools,
     build_environment,
     compiler_cache,
+    prefix_maps,
     toolchain_text,
 )
 from sm121.toolkit.machine import Compilers
 
 HOME = Path(tempfile.mkdtemp(prefix="sm121-home-"))
-PREFIXES = {Path("/b/tree"): "build", Path("/b/tree/src"): "vllm", Path("/b/cuda"): "cuda"}
+PREFIXES = {"/b/tree": "build", "/b/tree/src": "vllm", "/b/cuda": "cuda"}
 
 
 @pytest.fixture
@@ -76,6 +77,16 @@ def test_both_ways_have_compilers_torch_and_cuda_of_the_target(machine: str) -> 
         "set(CMAKE_SKIP_RPATH ON)",
     ):
         assert wanted in lines
+
+
+def test_paths_are_mapped_absolute_and_as_ccache_makes_them() -> None:
+    """ccache compiles by paths relative to ninja's folder; both must leave the same bytes."""
+    maps = prefix_maps(
+        {Path("/b/work/src"): "vllm", Path("/b/cuda"): "cuda"}, ninja_tree=Path("/b/work/ninja-1a")
+    )
+    assert maps == {
+        "/b/work/src": "vllm", "/b/cuda": "cuda", "../../src": "vllm", "../../../cuda": "cuda",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("host")
@@ -175,9 +186,7 @@ def test_cache_key_holds_what_paths_are_replaced_by_and_not_the_paths() -> None:
     """cases.md 23. The prefix maps are left out of the key, so the names must be in it."""
     first, renamed = environment(), environment(replaced=("vllm", "nvidia"))
     assert first["CCACHE_IGNOREOPTIONS"] == f"{NVCC_PREFIX_MAP}*"
-    assert NVCC_PREFIX_MAP in toolchain_text(
-        tools("aarch64"), prefixes={Path("/b"): "b"}, variables={}
-    )
+    assert NVCC_PREFIX_MAP in toolchain_text(tools("aarch64"), prefixes={"/b": "b"}, variables={})
     assert first["CCACHE_NAMESPACE"] != renamed["CCACHE_NAMESPACE"]
     assert first["CCACHE_NAMESPACE"] == environment(replaced=("cuda", "vllm"))["CCACHE_NAMESPACE"]
 

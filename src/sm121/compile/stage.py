@@ -12,7 +12,13 @@ from sm121.compile.cost import show_cost
 from sm121.compile.jobs import choose_jobs, usable_cores
 from sm121.compile.launching import costs_of, prepare
 from sm121.compile.memory import available_memory
-from sm121.compile.toolchain import Tools, build_environment, compiler_cache, toolchain_text
+from sm121.compile.toolchain import (
+    Tools,
+    build_environment,
+    compiler_cache,
+    prefix_maps,
+    toolchain_text,
+)
 from sm121.compile.wheel import canonical_wheel, check_wheel
 from sm121.context import Context, Results
 from sm121.files import remove_tree, sha256_text, write_atomic
@@ -122,20 +128,24 @@ class CompileStage:
             asked=context.options.jobs, cores=usable_cores(), available=available_memory()
         )
         launching = prepare(context, work=work, environment=tools.environment, jobs=jobs)
-        prefixes = {
+        ninja_tree = work / "ninja"  # at this depth, whatever it will be called
+        folders = {
             self.tree(context): "vllm",
             tools.cuda: "cuda",
             tools.torch: "site",
             tools.python_include: "python",
             work: "build",
         }
-        replaced = tuple(prefixes.values())
+        own = prefix_maps(folders, ninja_tree=ninja_tree)
+        replaced = [f"{old}={new}" for old, new in own.items() if not Path(old).is_absolute()]
         pins = context.stack.sources
         sources = {
             name: Path(source["path"])
             for name, source in results.get("sources", {}).get("sources", {}).items()
         }
-        prefixes.update({folder: name for name, folder in sources.items()})
+        prefixes = own | prefix_maps(
+            {folder: name for name, folder in sources.items()}, ninja_tree=ninja_tree
+        )
         variables = {
             variable: sources[name] / folder
             for name in sources

@@ -45,22 +45,34 @@ class Tools:
         return self.machine != host_machine()
 
 
+def prefix_maps(folders: Mapping[Path, str], *, ninja_tree: Path) -> dict[str, str]:
+    """Build folders, as compilers may see them, and what replaces them in the output.
+
+    Absolute; and relative to where ninja runs the compilers, since that is how ccache gives
+    paths on (CCACHE_BASEDIR). With one of them alone, objects would differ by whether there is
+    a ccache. ninja_tree: setup.py's --build-base.
+    """
+    start = ninja_tree / "temp"  # setup.py's build_temp, one level down
+    absolute = {str(folder): name for folder, name in folders.items()}
+    return absolute | {os.path.relpath(folder, start): name for folder, name in folders.items()}
+
+
 def toolchain_text(
     tools: Tools,
     *,
-    prefixes: Mapping[Path, str],
+    prefixes: Mapping[str, str],
     variables: Mapping[str, Path],
     launcher: Sequence[str | Path] = (),
 ) -> str:
     """The toolchain file (cmake-toolchains(7)).
 
-    prefixes: build folders and what replaces them in the output. variables: CMake variables
+    prefixes: see prefix_maps. variables: CMake variables
     that name folders of third-party sources. launcher: command before each compile.
     """
     maps = " ".join(
         f"-ffile-prefix-map={folder}={name}"
         # The longest prefix last: GCC lets the last matching option win.
-        for folder, name in sorted(prefixes.items(), key=lambda item: len(str(item[0])))
+        for folder, name in sorted(prefixes.items(), key=lambda item: len(item[0]))
     )
     torch = tools.torch / "torch/share/cmake"
     lines = [
@@ -146,8 +158,8 @@ def build_environment(
     sources: environment variable of each third-party source and its folder. epoch: seconds,
     SOURCE_DATE_EPOCH. cache_base: below it, a compiler cache takes paths as relative. home:
     an empty folder, since distutils and ccache read configuration from the user's. replaced:
-    what stands for folders of ours in the output (toolchain_text's prefixes). ninja: the program that
-    CMake builds with. settings: the launcher's.
+    what stands in the output for what, the same in every checkout. ninja: the program that CMake
+    builds with. settings: the launcher's.
     """
     path = [
         str(tools.environment / "bin"),
