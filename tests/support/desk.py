@@ -33,6 +33,15 @@ class Desk:
     def rebase(self, *argv: str, code: int | None = 0) -> str:
         return self.run("rebase", *argv, code=code)
 
+    def lint(self, *argv: str) -> None:
+        """`patch --check`: passes all that needs no toolchain, of which a made-up stack has none."""
+        self.run("patch", *argv)  # what comes of a remote, while there may be one
+        said = self.run("patch", "--check", "--offline", *argv, code=3)
+        answers, _, error = said.partition("error:")
+        assert "patches: headers, order" in answers
+        assert "ok  no style checked" in answers
+        assert "cutlass (v4.4.2) could not be obtained" in error
+
     def report(self, *argv: str, code: int = 0) -> dict[str, Any]:
         """The same, as --json."""
         got = main(["rebase", *argv, "--json"])

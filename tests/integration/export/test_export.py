@@ -51,7 +51,7 @@ def test_amended_commit_is_the_patch(edited) -> None:
     assert "+ours, better" in text
     assert "Patch-Name" not in text
     edited.run("export", "--check")
-    edited.run("patch", "--check")
+    edited.lint()
 
 
 def test_fixup_is_folded_in_by_autosquash(edited) -> None:
@@ -79,7 +79,7 @@ def test_new_removed_and_reordered_commits(edited) -> None:
     work.git("reset", "-q", "--hard", "HEAD~1")
     assert "do-a-third-thing-at.patch: gone" in edited.run("export")
     assert not (edited.project.folder / "do-a-third-thing-at.patch").exists()
-    edited.run("patch", "--check")
+    edited.lint()
 
 
 def test_what_is_not_committed_is_neither_exported_nor_lost(edited) -> None:
@@ -196,7 +196,7 @@ def test_binary_patch_of_another_zlib_is_left_alone(edited) -> None:
 def test_our_series_is_what_export_writes(real, root: Path, stack_name: str) -> None:
     repository = SeriesRepository(real.repository.path)
     patches = [export_commit(repository, p.commit, name=p.name) for p in real.applied.patches]
-    assert len(patches) >= 15
+    assert patches
     assert [p.data for p in patches] == [p.path.read_bytes() for p in real.series]
     assert differences(repository, patches, root / "patches/vllm" / stack_name) == []
     repository.close()

@@ -92,7 +92,7 @@ def test_resolved_continued_and_accepted_is_a_second_stack(stopped, index: Path)
         in (root / "CHANGELOG.md").read_text()
     )
     assert not stopped.project.tree.path.exists()
-    stopped.run("patch", "--check", "--stack", "1.3.0")
+    stopped.lint("--stack", "1.3.0")
     assert "nox -s lock -- --stack 1.3.0" in said
 
 
