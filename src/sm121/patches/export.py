@@ -1,8 +1,9 @@
 """Commits back to patch files: the reverse of `apply`, byte for byte.
 
 `apply` then `export` changes no file, whatever git's version or configuration: every option that
-decides a byte is said (sm121.gitseries). Only compressed binary hunks may differ between zlib
-builds, so a patch with such a hunk that means the same as the file on disk is left as it is.
+decides a byte is said (sm121.gitseries). Two things differ all the same, so a file that means the
+same is left as it is: compressed binary hunks (between zlib builds) and the column width of the
+diffstat, which nothing reads (names that are not ASCII, between git 2.38 and 2.39).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def differences(
 
 
 def _equal(repository: SeriesRepository, patch: Exported, there: bytes) -> bool:
-    if patch.data == there:
+    if _without_stat(patch.data) == _without_stat(there):
         return True
     if _BINARY not in patch.data or _BINARY not in there:
         return False
@@ -116,9 +117,15 @@ def _equal(repository: SeriesRepository, patch: Exported, there: bytes) -> bool:
     # The same text but for the binary hunks, which only the tree can compare.
     return (
         tree == repository.tree_of(patch.commit)
-        and text == patch.data
-        and there.partition(b"\ndiff --git ")[0] == patch.data.partition(b"\ndiff --git ")[0]
+        and _without_stat(text) == _without_stat(patch.data)
+        and there.partition(b"\n---\n")[0] == patch.data.partition(b"\n---\n")[0]
     )
+
+
+def _without_stat(data: bytes) -> bytes:
+    """A patch file without what stands between the message and the first diff."""
+    message, _, rest = data.partition(b"\n---\n")
+    return message + b"\n---\n" + rest[max(rest.find(b"\ndiff --git "), 0) :]
 
 
 def write(

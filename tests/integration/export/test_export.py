@@ -190,6 +190,17 @@ def test_binary_patch_of_another_zlib_is_left_alone(edited) -> None:
     assert "second.patch: changed" in edited.run("export")
 
 
+def test_other_width_of_the_diffstat_is_no_change(edited) -> None:
+    """git 2.38 counts bytes of a name, 2.39 columns."""
+    path = edited.project.folder / "first.patch"
+    text = path.read_text()
+    assert text.count(" a.txt | 2 +-\n") == 1
+    path.write_text(text.replace(" a.txt | 2 +-\n", " a.txt  | 2 +-\n"))
+    assert "no file(s) changed" in edited.run("export", "--check")
+    path.write_text(text.replace("Do first", "Do another first"))
+    assert "first.patch: changed" in edited.run("export", "--check", code=1)
+
+
 # --- our own series -----------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ BODY = st.sampled_from(["", "One line.", "Two\n\nparagraphs\n  indented", "Zoë\
 
 
 # No shrinking in CI: with real git it takes minutes.
-EXAMPLES = int(os.environ.get("SM121_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("SM121_TEST_EXAMPLES", "30"))
 
 
 @pytest.mark.timeout(60 + 10 * EXAMPLES)

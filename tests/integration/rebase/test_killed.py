@@ -20,7 +20,7 @@ from support.servers import serve_index
 
 EFFECTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen")
 # More for a thorough run; every place there is was tried once, see docs/rebasing.md.
-POINTS = int(os.environ.get("SM121_TEST_KILLS", "4"))
+POINTS = int(os.environ.get("SM121_TEST_KILLS", "3"))
 RESOLVED = lines(l10="upstream's way, and ours")
 
 
