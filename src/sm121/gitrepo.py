@@ -12,23 +12,20 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
-
-# GitPython runs git when it is imported, and raises ImportError if there is none.
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 import git
 from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
 
 from sm121 import proc
-from sm121.errors import DiskFull, EnvironmentFault, NetworkFault, ToolFailed
+from sm121.errors import EnvironmentFault, NetworkFault, ToolFailed
 from sm121.files import remove_tree, write_atomic
+from sm121.gitcommand import GitCommands, failure
 from sm121.gitimport import FAST_IMPORT, IMPORT_REF, ImportedFile, write_stream
 from sm121.gitsettings import ISOLATION, LOCAL_VARIABLES, SETTINGS, configuration
 
@@ -49,27 +46,6 @@ class Author:
     name: str
     email: str
     date: str
-
-
-class _Git:
-    """git's commands as methods (GitPython's dynamic ones), failing in our own terms.
-
-    Raises DiskFull where git ran out of space, ToolFailed for every other failure.
-    """
-
-    def __init__(self, commands: git.Git) -> None:
-        self._commands = commands
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        command = getattr(self._commands, name)
-
-        def call(*arguments: object, **options: object) -> Any:
-            try:
-                return command(*arguments, **options)
-            except GitCommandError as error:
-                raise _failure(name.replace("_", "-"), error) from error
-
-        return call
 
 
 class Repository:
@@ -94,7 +70,7 @@ class Repository:
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text("* -text -filter -ident -working-tree-encoding -eol !diff !merge\n")
         self._repo.git.update_environment(**ISOLATION, **configuration(SETTINGS), **proc.mark())
-        self._git = _Git(self._repo.git)
+        self._git = GitCommands(self._repo.git)
 
     def close(self) -> None:
         self._repo.close()
@@ -197,7 +173,7 @@ class Repository:
             if isinstance(error, BrokenPipeError):
                 error = GitCommandError("fast-import", 1, process.stderr.read())
             if isinstance(error, GitCommandError):
-                raise _failure("fast-import", error) from error
+                raise failure("fast-import", error) from error
             raise
         commit = self.commit_of(IMPORT_REF)
         assert commit is not None
@@ -369,38 +345,9 @@ def _create(path: Path) -> None:
     partial = path.with_name(f"{path.name}.partial")
     remove_tree(partial)
     partial.mkdir(parents=True)
-    _Git(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=ISOLATION)
+    GitCommands(git.Git(partial)).init("--bare", "--quiet", "--initial-branch=sm121", env=ISOLATION)
     partial.rename(path)
 
 
 def _pipeline_author(date: datetime) -> Author:
     return Author(name=IDENTITY[0], email=IDENTITY[1], date=date.isoformat())
-
-
-def _failure(command: str, error: GitCommandError) -> DiskFull | ToolFailed:
-    """A failed git command in our own terms."""
-    text = str(error.stderr)
-    if "No space left on device" in text or "Disk quota exceeded" in text:
-        return DiskFull(
-            "No space left while git was writing.",
-            cause=_first_fatal(text),
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again.",
-        )
-    return ToolFailed(
-        f"git {command} failed.",
-        returncode=error.status if isinstance(error.status, int) else 1,
-        cause=_first_fatal(text),
-        remedy="If it stays so, `nox -s clean -- source`, and run the same command again.",
-    )
-
-
-def _first_fatal(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    fatal = [line for line in lines if "fatal:" in line]
-    return (
-        (fatal or lines or ["no message"])[0]
-        .removeprefix("stderr: '")
-        .removeprefix("fatal: ")
-        .rstrip("'")
-    )

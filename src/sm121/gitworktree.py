@@ -9,7 +9,7 @@ from pathlib import Path
 import git
 
 from sm121 import proc
-from sm121.gitrepo import _Git
+from sm121.gitcommand import GitCommands
 from sm121.gitseries import Merged
 from sm121.gitsettings import ISOLATION, SETTINGS, configuration
 
@@ -21,7 +21,7 @@ class Worktree:
         self.folder = folder
         commands = git.Git(folder)
         commands.update_environment(**ISOLATION, **configuration(SETTINGS), **proc.mark())
-        self._git = _Git(commands)
+        self._git = GitCommands(commands)
 
     def head(self) -> str:
         return str(self._git.rev_parse("--verify", "HEAD"))

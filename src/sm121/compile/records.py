@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sm121.files import write_atomic
@@ -127,7 +127,7 @@ class CostFolder:
 
 def new_run() -> str:
     """A name for a build: its time, UTC, and process."""
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
 
 
 def read_run(place: CostFolder) -> str:
