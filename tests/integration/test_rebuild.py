@@ -61,11 +61,11 @@ class Tree:
 
     @property
     def src(self) -> Path:
-        return self.root / "build/work/src"
+        return self.root / "build" / "work" / "src"
 
     @property
     def ninja(self) -> Path:
-        return self.root / "build/work/ninja-1/temp.linux"
+        return self.root / "build" / "work" / "ninja-1" / "temp.linux"
 
     @property
     def library(self) -> Path:

@@ -82,10 +82,10 @@ def test_both_ways_have_compilers_torch_and_cuda_of_the_target(machine: str) -> 
 def test_paths_are_mapped_absolute_and_as_ccache_makes_them() -> None:
     """ccache compiles by paths relative to ninja's folder; both must leave the same bytes."""
     maps = prefix_maps(
-        {Path("/b/work/src"): "vllm", Path("/b/cuda"): "cuda"}, ninja_tree=Path("/b/work/ninja-1a")
+        {Path("/b/tree/src"): "vllm", Path("/b/cuda"): "cuda"}, ninja_tree=Path("/b/tree/ninja-1a")
     )
     assert maps == {
-        "/b/work/src": "vllm", "/b/cuda": "cuda", "../../src": "vllm", "../../../cuda": "cuda",
+        "/b/tree/src": "vllm", "/b/cuda": "cuda", "../../src": "vllm", "../../../cuda": "cuda",
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sm121 import proc
 from sm121.context import Context, Options, validate_options
-from sm121.files import HashMemory
+from sm121.files import HashMemory, write_atomic
 from sm121.layout import Layout
 from sm121.pins.load import default_stack, load_stack
 from sm121.ui import Ui
@@ -15,6 +15,8 @@ from sm121.ui import Ui
 # What is deployed. Where a stack can't build it, the user is told so: nothing is downgraded.
 DEFAULT_PROFILE = "full"
 TARGETS = ("linux-aarch64", "linux-x86_64")
+# FILE of --json when none is named.
+STDOUT = "-"
 
 
 def add_stack_option(parser: argparse.ArgumentParser) -> None:
@@ -88,3 +90,18 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
         ui=ui,
         memory=HashMemory(layout.build / "hashes.json"),
     )
+
+
+def add_json_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument(
+        "--json", nargs="?", const=STDOUT, metavar="FILE",
+        help=f"the report as JSON, to FILE or standard output{more}",
+    )  # fmt: skip
+
+
+def give_json(arguments: argparse.Namespace, ui: Ui, text: str) -> None:
+    """Print or write a report, as --json asks."""
+    if arguments.json == STDOUT:
+        ui.result(text)
+    elif arguments.json:
+        write_atomic(Path(arguments.json), text)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sm121.commands.common import DEFAULT_PROFILE, TARGETS, add_stack_option, context_of, layout_of
+from sm121.commands.common import (
+    DEFAULT_PROFILE,
+    TARGETS,
+    add_json_option,
+    add_stack_option,
+    context_of,
+    give_json,
+    layout_of,
+)  # fmt: skip
 from sm121.doctor.archive import NAME, write_report
 from sm121.doctor.examine import examine
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Diagnosis, Role, to_json
 from sm121.errors import CheckFailed
-from sm121.files import write_atomic
 from sm121.pins.load import default_stack, load_stack
 from sm121.pins.model import OVERLAY
 from sm121.ui import Ui, human_seconds
 
-_STDOUT = "-"
 _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
 
 
@@ -34,9 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with-deps", action="store_true", help="count every wheel of the lock")
     parser.add_argument("--offline", action="store_true", help="do not ask the package index")
     parser.add_argument("--env", type=Path, metavar="PATH", help="check this environment by pins/rules.toml too")  # fmt: skip
-    parser.add_argument(
-        "--json", nargs="?", const=_STDOUT, metavar="FILE", help="as JSON, to FILE or standard output"
-    )  # fmt: skip
+    add_json_option(parser)
     parser.add_argument(
         "--report", nargs="?", const=f"{NAME}.tar.gz", type=Path, metavar="FILE",
         help=f"an archive for a bug report (default: {NAME}.tar.gz here): versions, states, ends of "
@@ -55,10 +59,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     role: Role = arguments.role
     diagnosis = examine(machine, role=role, default=DEFAULT_PROFILE, env=arguments.env)
     show(ui, diagnosis)
-    if arguments.json == _STDOUT:
-        ui.result(to_json(diagnosis))
-    elif arguments.json:
-        write_atomic(Path(arguments.json), to_json(diagnosis))
+    give_json(arguments, ui, to_json(diagnosis))
     if arguments.report:
         names = write_report(machine, diagnosis, arguments.report)
         ui.say(f"Wrote {arguments.report} ({len(names)} files); look into it before you send it.")

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm121.commands.common import add_stack_option, context_of
+from sm121.commands.common import add_json_option, add_stack_option, context_of, give_json
 from sm121.errors import RebaseStopped, UsageFault
-from sm121.files import write_atomic
 from sm121.gitseries import SeriesRepository
 from sm121.rebase import accept, render
 from sm121.rebase.drift import asked_for, family_rows, source_rows
@@ -23,8 +22,6 @@ from sm121.source.drift import components_in, declared_in
 from sm121.source.stage import EMPTY_TREE, REPOSITORY
 from sm121.state import exclusive
 from sm121.ui import Ui
-
-_STDOUT = "-"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", metavar="HEX", help="the release's commit, where only its sdist is known"
     )
-    parser.add_argument(
-        "--json", nargs="?", const=_STDOUT, metavar="FILE", help="the report as JSON, to FILE or "
-        "standard output",
-    )  # fmt: skip
+    add_json_option(parser)
     parser.add_argument(
         "--offline", action="store_true", help="fetch nothing; stop if something is missing"
     )
@@ -304,7 +298,4 @@ def _report(
 
 
 def _json(arguments: argparse.Namespace, ui: Ui, report: Report) -> None:
-    if arguments.json == _STDOUT:
-        ui.result(to_json(report))
-    elif arguments.json:
-        write_atomic(Path(arguments.json), to_json(report))
+    give_json(arguments, ui, to_json(report))

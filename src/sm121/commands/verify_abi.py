@@ -12,7 +12,13 @@ from sm121.abi.proof import Job, prove
 from sm121.abi.report import to_json
 from sm121.abi.stage import require
 from sm121.abi.table import render_table
-from sm121.commands.common import TARGETS, add_stack_option, layout_of
+from sm121.commands.common import (
+    TARGETS,
+    add_json_option,
+    add_stack_option,
+    give_json,
+    layout_of,
+)  # fmt: skip
 from sm121.errors import UsageFault
 from sm121.files import HashMemory, write_atomic
 from sm121.layout import Layout
@@ -21,8 +27,6 @@ from sm121.pins.load import default_stack, load_stack, stack_names
 from sm121.repair.installed import open_environment
 from sm121.toolkit.machine import host_machine
 from sm121.ui import Ui
-
-_STDOUT = "-"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", type=Path, default=DEFAULT, metavar="FILE", help="another policy"
     )
-    parser.add_argument(
-        "--json", nargs="?", const=_STDOUT, metavar="FILE", help="the report as JSON, to FILE or "
-        "standard output (write the targets first, or --json=FILE)",
-    )  # fmt: skip
+    add_json_option(parser, " (write the targets first, or --json=FILE)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the report as one HTML page")
     parser.add_argument("--no-run", action="store_true", help="leave the dynamic part out")
     parser.add_argument(
@@ -73,10 +74,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     report = prove(_job(arguments, ui))
     for line in render_table(report):
         ui.say(line)
-    if arguments.json == _STDOUT:
-        ui.result(to_json(report))
-    elif arguments.json:
-        write_atomic(Path(arguments.json), to_json(report))
+    give_json(arguments, ui, to_json(report))
     if arguments.html:
         write_atomic(arguments.html, to_html(report))
     require(report, where=str(arguments.html or ""))

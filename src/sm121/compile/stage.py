@@ -23,7 +23,7 @@ from sm121.compile.wheel import canonical_wheel, check_wheel
 from sm121.context import Context, Results
 from sm121.files import remove_tree, sha256_text, write_atomic
 from sm121.lock.pylock import lock_path
-from sm121.lock.resolve import load_checked
+from sm121.lock.resolve import lock_of
 from sm121.source.stage import REPOSITORY
 from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
@@ -98,10 +98,7 @@ class CompileStage:
         return context.layout.build / "dist" / f"{context.key}-{context.options.profile}"
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
-        load_checked(
-            context.layout.pins, context.stack_name, context.stack, "family", context.runtime,
-            results["patch"]["requirement_files"],
-        )  # fmt: skip
+        lock_of(context, "family", context.runtime, results["patch"]["requirement_files"])
         return {
             "patched tree": str(results["patch"]["tree"]),
             "host environment": str(results["environment"]["fingerprint"]),

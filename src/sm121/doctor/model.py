@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import TypeAdapter
+from sm121.published import report_text, schema_text_of
 
 SCHEMA_FILE = Path(__file__).with_name("doctor.schema.json")
 
@@ -72,13 +70,9 @@ class Diagnosis:
 
 def to_json(diagnosis: Diagnosis) -> str:
     """As JSON text, per doctor.schema.json."""
-    return json.dumps(dataclasses.asdict(diagnosis), indent=1) + "\n"
+    return report_text(diagnosis)
 
 
 def schema_text() -> str:
     """The JSON schema (2020-12) of a diagnosis."""
-    schema: dict[str, Any] = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **TypeAdapter(Diagnosis).json_schema(),
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return schema_text_of(Diagnosis)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.pylock import Pylock
 
@@ -23,6 +23,9 @@ from sm121.index import IndexFile, compile_lock
 from sm121.lock.pylock import LockedFile, Target, lock_path, make_lock, read_lock
 from sm121.pins.model import FamilyPin, Stack
 from sm121.ui import Ui
+
+if TYPE_CHECKING:
+    from sm121.context import Context
 
 Kind = Literal["family", "host"]
 KINDS: tuple[Kind, ...] = ("host", "family")
@@ -207,3 +210,12 @@ def load_checked(
             remedy="Run `nox -s lock`, look at the diff, and commit it.",
         )
     return lock
+
+
+def lock_of(
+    context: Context, kind: Kind, target: Target, requirement_digests: Mapping[str, str]
+) -> Pylock:
+    """load_checked for the stack that is built."""
+    return load_checked(
+        context.layout.pins, context.stack_name, context.stack, kind, target, requirement_digests
+    )

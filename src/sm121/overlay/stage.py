@@ -14,7 +14,7 @@ from sm121.context import Context, Results
 from sm121.errors import UsageFault
 from sm121.fetch import Cache, fetch_locked
 from sm121.lock.pylock import LockedFile
-from sm121.lock.resolve import REQUIREMENT_FILES, load_checked
+from sm121.lock.resolve import REQUIREMENT_FILES, lock_of
 from sm121.overlay.metadata import (
     corrected_metadata,
     corrected_tags,
@@ -65,10 +65,7 @@ class OverlayStage:
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
         pin, wheel = overlay_pin(context)
-        load_checked(
-            context.layout.pins, context.stack_name, context.stack, "family", context.runtime,
-            results["patch"]["requirement_files"],
-        )  # fmt: skip
+        lock_of(context, "family", context.runtime, results["patch"]["requirement_files"])
         return {
             "patched tree": str(results["patch"]["tree"]),
             "the release's wheel": wheel.model_dump_json(),

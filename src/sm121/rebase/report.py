@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from pydantic import TypeAdapter
+from sm121.published import report_text, schema_text_of
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
@@ -144,13 +142,9 @@ class Report:
 
 def to_json(report: Report) -> str:
     """The report as JSON text, per report.schema.json."""
-    return json.dumps(dataclasses.asdict(report), indent=1) + "\n"
+    return report_text(report)
 
 
 def schema_text() -> str:
     """The JSON schema (2020-12) of a report."""
-    schema: dict[str, Any] = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **TypeAdapter(Report).json_schema(),
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return schema_text_of(Report)

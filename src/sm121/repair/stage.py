@@ -10,17 +10,14 @@ from sm121.context import Context, Results
 from sm121.fetch import Cache, fetch_locked
 from sm121.files import fresh_directory, sha256_text
 from sm121.lock.pylock import LockedFile, lock_path, locked_files
-from sm121.lock.resolve import load_checked
+from sm121.lock.resolve import lock_of
 from sm121.repair.wheel import read_wheel
 from sm121.repair.wheels import plan_repairs, write_repair
 
 
 def family_files(context: Context, results: Results) -> list[LockedFile]:
     """Files of the checked lock of what runs."""
-    lock = load_checked(
-        context.layout.pins, context.stack_name, context.stack, "family", context.runtime,
-        results["patch"]["requirement_files"],
-    )  # fmt: skip
+    lock = lock_of(context, "family", context.runtime, results["patch"]["requirement_files"])
     return list(locked_files(lock, context.runtime))
 
 

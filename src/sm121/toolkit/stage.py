@@ -11,7 +11,7 @@ from sm121.errors import UsageFault
 from sm121.fetch import Cache, fetch_locked
 from sm121.files import fresh_directory, write_atomic
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
-from sm121.lock.resolve import load_checked
+from sm121.lock.resolve import lock_of
 from sm121.state import fingerprint
 from sm121.toolkit import cuda
 from sm121.toolkit.machine import find_compilers, host_machine, require_programs
@@ -50,9 +50,7 @@ def host_lock_files(
     context: Context, target: Target, digests: Mapping[str, str]
 ) -> list[LockedFile]:
     """Files of the checked lock of what builds."""
-    lock = load_checked(
-        context.layout.pins, context.stack_name, context.stack, "host", target, digests
-    )
+    lock = lock_of(context, "host", target, digests)
     return list(locked_files(lock, target))
 
 

@@ -6,13 +6,13 @@ from these models and tested to be equal.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sm121.errors import CheckFailed
+from sm121.published import schema_text_of
 
 FILE = "manifest.json"
 SCHEMA_VERSION = 1
@@ -173,8 +173,4 @@ def render(manifest: Manifest) -> str:
 
 def schema_text() -> str:
     """The JSON schema (2020-12) of a manifest."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Manifest.model_json_schema(),
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return schema_text_of(Manifest)

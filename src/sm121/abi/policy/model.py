@@ -6,7 +6,6 @@ Every exception carries its reason, and the report prints it.
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm121.pins.model import Arch, Distribution, Model, PythonText, TargetName
+from sm121.published import schema_text_of
 
 SCHEMA_FILE = Path(__file__).with_name("policy.schema.json")
 
@@ -171,8 +171,4 @@ class Policy(Model):
 
 def schema_text() -> str:
     """The JSON schema (2020-12) of a policy file."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Policy.model_json_schema(by_alias=True),
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return schema_text_of(Policy)
