@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 State = Literal["applies", "upstreamed", "superseded", "conflict"]
@@ -18,6 +18,7 @@ _HEAD = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE
 _CONTEXT = 3
 # Lines that say nothing about what the code does there.
 _TRIVIAL = re.compile(rb"^[\s()\[\]{},:;]*$|^\s*(else|try|return|pass|end(if|foreach)?)\b[\s:()]*$")
+_COMMENT = re.compile(rb"^\s*(#(\s|$)|//)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +39,35 @@ class Edit:
 class Meeting:
     """A run of our edits and what upstream has in their place.
 
-    lines [first, last) of `now`; the three texts are of the whole place where they meet.
-    moved: line of `now` (1-based) that has our replaced lines elsewhere, 0 if none.
+    lines [first, last) of `now`, [low, high) of `before`; the three texts are of the whole place
+    where they meet. Lines of `now` (1-based), 0 if none: `moved` has our replaced lines
+    elsewhere, `there` has what we add, comments aside.
     """
 
     state: State
     offset: int
     first: int
     last: int
+    low: int
+    high: int
     before: tuple[bytes, ...] = ()
     upstream: tuple[bytes, ...] = ()
     ours: tuple[bytes, ...] = ()
     moved: int = 0
+    there: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hunk:
     """A hunk as the patch file has it: edits no more than twice the context apart.
 
-    line: 1-based, of `before`. beside: upstream changed lines of its context.
+    line: 1-based, of `before`. whole: all that does not simply apply, as one place, since a
+    person who saw only the worst of two places would redo only that. beside: upstream changed
+    lines of its context.
     """
 
     line: int
+    whole: Meeting
     meetings: tuple[Meeting, ...] = field(default_factory=tuple)
     beside: bool = False
 
@@ -120,7 +128,8 @@ def judge(
         near = (max(run[0].a0 - _CONTEXT, 0), run[-1].a1 + _CONTEXT)
         # Also an insertion, which has no lines of its own: strictly inside.
         beside = any(t.a0 < near[1] and t.a1 > near[0] for t in theirs)
-        hunks.append(Hunk(line=run[0].a0 + 1, meetings=tuple(meetings), beside=beside))
+        whole = _whole(before, patched, now, ours, theirs, meetings)
+        hunks.append(Hunk(line=run[0].a0 + 1, whole=whole, meetings=tuple(meetings), beside=beside))
     return hunks
 
 
@@ -153,6 +162,26 @@ def _range(edits: Sequence[Edit], low: int, high: int) -> tuple[int, int]:
     return low + before, high + before + inside
 
 
+def _whole(
+    before: Sequence[bytes], patched: Sequence[bytes], now: Sequence[bytes],
+    ours: Sequence[Edit], theirs: Sequence[Edit], meetings: Sequence[Meeting],
+) -> Meeting:  # fmt: skip
+    """The meetings that don't apply, and what is between them, as one; or the first that does."""
+    met = [m for m in meetings if m.state != "applies"]
+    there = min(m.there for m in meetings)  # all of the hunk, or it would say too much
+    if len(met) < 2:
+        return replace(next(iter(met), meetings[0]), there=there)
+    low, high = min(m.low for m in met), max(m.high for m in met)
+    first, last = _range(theirs, low, high)
+    own_first, own_last = _range(ours, low, high)
+    return Meeting(
+        state=met[0].state, offset=0, first=first, last=last, low=low, high=high,
+        before=tuple(before[low:high]), upstream=tuple(now[first:last]),
+        ours=tuple(patched[own_first:own_last]), moved=max(m.moved for m in met),
+        there=there,
+    )  # fmt: skip
+
+
 def _meeting(
     before: Sequence[bytes], patched: Sequence[bytes], now: Sequence[bytes],
     ours: Sequence[Edit], theirs: Sequence[Edit],
@@ -160,15 +189,17 @@ def _meeting(
 ) -> Meeting:  # fmt: skip
     first, last = _range(theirs, low, high)
     if not taken:
-        return Meeting(state="applies", offset=first - low, first=first, last=last)
+        return Meeting(
+            state="applies", offset=first - low, first=first, last=last, low=low, high=high
+        )
     own_first, own_last = _range(ours, low, high)
     mine, upstream = tuple(patched[own_first:own_last]), tuple(now[first:last])
     old = tuple(before[low:high])
     own = [e for e in ours if e.a0 >= low and e.a1 <= high]
     if mine == upstream:
         return Meeting(
-            state="upstreamed", offset=0, first=first, last=last, before=old, upstream=upstream,
-            ours=mine,
+            state="upstreamed", offset=0, first=first, last=last, low=low, high=high, before=old,
+            upstream=upstream, ours=mine,
         )  # fmt: skip
     replaced = _solid([line for e in own for line in before[e.a0 : e.a1]])
     around = [n for e in own for n in (e.a0 - 1, e.a1) if 0 <= n < len(before)]
@@ -178,12 +209,30 @@ def _meeting(
     gone = bool(acted_on) and not kept and not (set(acted_on) & set(_solid(upstream)))
     if _squeezed(acted_on) in _squeezed(upstream):
         gone = False  # only set in other lines, as formatters do
-    moved = _find(now, acted_on) if gone else 0
+    if not replaced and any(u.startswith(line) for u in _solid(upstream) for line in acted_on):
+        gone = False  # the line beside which we add was only made longer, as imports are
+    moved = _find(now, replaced or _anchors(before, own)) if gone else 0
+    added = _solid([x for e in own for x in patched[e.b0 : e.b1] if not _COMMENT.match(x)])
+    there = 0 if _find(before, added) else _find(now, added)
     return Meeting(
         state="superseded" if gone and not moved else "conflict",
-        offset=0, first=first, last=last, before=old, upstream=upstream, ours=mine,
-        moved=moved,
+        offset=0, first=first, last=last, low=low, high=high, before=old, upstream=upstream,
+        ours=mine, moved=moved, there=there,
     )  # fmt: skip
+
+
+def _anchors(before: Sequence[bytes], own: Sequence[Edit]) -> list[bytes]:
+    """For each edit the nearest lines above and below it that say something.
+
+    One line alone, where the other neighbour is a bracket, would be found in any block that is
+    like it.
+    """
+    found = []
+    for e in own:
+        above = _solid(before[max(e.a0 - _CONTEXT, 0) : e.a0])
+        below = _solid(before[e.a1 : e.a1 + _CONTEXT])
+        found += above[-1:] + below[:1]
+    return found
 
 
 def _solid(lines: Sequence[bytes]) -> list[bytes]:

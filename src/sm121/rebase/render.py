@@ -85,8 +85,9 @@ def _hunk(hunk: HunkRow) -> Iterator[str]:
     where = hunk.file_now or hunk.file
     place = f"{where}:{hunk.line_now}" if hunk.line_now else where
     moved = f"; what it replaces stands at line {hunk.moved_to} now" if hunk.moved_to else ""
+    told = f"; {hunk.text}" if hunk.text else ""
     yield (
-        f"{hunk.state}: {place} (line {hunk.line} of the patch's file){moved}"
+        f"{hunk.state}: {place} (line {hunk.line} of the patch's file){moved}{told}"
         if hunk.line
         else (f"{hunk.state}: {hunk.text or place}")
     )

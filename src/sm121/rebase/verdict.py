@@ -102,20 +102,22 @@ class Judge:
         return [self._row(change.path, path, there, hunk, conflicted) for hunk in hunks]
 
     def _row(self, old: str, path: str, there: Entry, hunk: Hunk, conflicted: bool) -> HunkRow:
-        worst = next((m for m in hunk.meetings if m.state == hunk.state), hunk.meetings[0])
-        state, text = hunk.state, ""
-        if state in ("conflict", "superseded") and not conflicted:
+        whole, state, text, recent = hunk.whole, hunk.state, "", list[str]()
+        placed = state in ("conflict", "superseded") and not conflicted
+        if placed:
             # The lines meet, and yet git's merge, which splits finer, placed them.
             state, text = "applies", "placed by git's merge"
-        recent = self._recent(path, there, worst.first, worst.last) if conflicted and state in (
-            "conflict", "superseded") else ()  # fmt: skip
+        elif state in ("conflict", "superseded"):
+            recent = self._recent(path, there, whole.first, whole.last)
+            if whole.there:
+                text = f"upstream has what it adds at line {whole.there}, comments aside"
         shown = state != "applies"
         return HunkRow(
-            file=_shown(old), file_now=_shown(path), line=hunk.line, line_now=worst.first + 1, state=state,
-            offset=hunk.offset, beside=hunk.beside or bool(text), text=_shown(text), recent=tuple(recent),
-            before=_texts(worst.before) if shown else (), moved_to=worst.moved,
-            upstream=_texts(worst.upstream) if shown else (),
-            ours=_texts(worst.ours) if shown else (),
+            file=_shown(old), file_now=_shown(path), line=hunk.line, line_now=whole.first + 1, state=state,
+            offset=hunk.offset, beside=hunk.beside or placed, text=_shown(text), recent=tuple(recent),
+            before=_texts(whole.before) if shown else (), moved_to=whole.moved,
+            upstream=_texts(whole.upstream) if shown else (),
+            ours=_texts(whole.ours) if shown else (),
         )  # fmt: skip
 
     def _whole(

@@ -71,6 +71,15 @@ def test_clamp_that_upstream_took_over_is_seen(rows) -> None:
         for h in hunks
     )
 
+    assert any("upstream has what it adds at line 87" in h.text for h in hunks)
+
+
+def test_all_that_a_hunk_meets_is_shown(rows) -> None:
+    """Upstream 0.28 reworded the comment above the width and computes it another way."""
+    (hunk,) = (h for h in rows["shape-dispatch"].hunks if h.state == "conflict")
+    assert "get_dspark_swa_index_width(" in "".join(hunk.upstream)
+    assert "_get_noncausal_index_width()" in "".join(hunk.ours)
+
 
 def test_dependence_is_named(rows) -> None:
     assert rows["gb10-components"].depends_on == ("build-selection", "gb10-kernels")

@@ -67,6 +67,56 @@ def test_long_run_that_stands_elsewhere_is_moved_not_superseded() -> None:
     assert (hunk.state, hunk.meetings[0].moved) == ("conflict", 7)
 
 
+def test_line_like_the_one_beside_our_addition_is_no_proof_that_it_moved() -> None:
+    """gb10-memory on 0.30: one line of a call stands in another block too."""
+    before = "peak_of_torch_minus_peak_before ) total_of_what_is_consumed_is_( x y z"
+    ours = before.replace(" total", " ours total")
+    now = "rewritten x y z other_block total_of_what_is_consumed_is_("
+    (hunk,) = judged(before, ours, now)
+    assert (hunk.state, hunk.whole.moved) == ("superseded", 0)
+    both = f"{now} peak_of_torch_minus_peak_before total_of_what_is_consumed_is_("
+    (hunk,) = judged(before, ours, both)
+    assert (hunk.state, hunk.whole.moved) == ("conflict", 7)
+
+
+def test_neighbour_that_was_only_made_longer_is_still_there() -> None:
+    """nccl-guard on 0.30: imports beside ours that import more."""
+    before = "a import_of_one import_of_two b"
+    ours = before.replace("import_of_two", "import_of_ours import_of_two")
+    longer = "a changed import_of_two,_and_of_three b"
+    (hunk,) = judged(before, ours, longer)
+    assert hunk.state == "conflict"
+    (hunk,) = judged(before, ours, "a changed import_of_six b")
+    assert hunk.state == "superseded"
+
+
+def test_all_places_of_a_hunk_are_shown() -> None:
+    """shape-dispatch on 0.28: a comment in conflict, and below it the code."""
+    ours = BEFORE.replace("gamma", "GAMMA").replace("zeta", "ZETA")
+    now = BEFORE.replace("gamma", "x y").replace("zeta", "z")
+    (hunk,) = judged(BEFORE, ours, now)
+    assert list(hunk.whole.before) == lines("gamma delta epsilon zeta")
+    assert list(hunk.whole.upstream) == lines("x y delta epsilon z")
+    assert list(hunk.whole.ours) == lines("GAMMA delta epsilon ZETA")
+
+
+def test_what_we_add_is_found_elsewhere_whatever_its_comment() -> None:
+    """ragged-indexer on 0.28 and 0.30: upstream has the clamp, with a comment of its own."""
+    added = b"length = maximum(length, 0)\n"
+    before = [b"a\n", b"length = plain\n", b"b\n"]
+    patched = [b"a\n", b"# why\n", added, b"b\n"]
+    ours = [Edit(1, 2, 1, 3)]
+
+    def there(old: list[bytes], now: list[bytes], theirs: list[Edit]) -> int:
+        (hunk,) = judge(old, patched, now, ours, theirs)
+        return hunk.whole.there
+
+    assert there(before, [b"a\n", b"# theirs\n", b"  " + added, b"b\n"], ours) == 3
+    assert there(before, [b"a\n", b"x\n", b"b\n"], [Edit(1, 2, 1, 2)]) == 0
+    was = [*before, added]
+    assert there(was, [b"a\n", b"x\n", b"b\n", added], [Edit(1, 2, 1, 2)]) == 0
+
+
 def test_two_edits_of_one_hunk_can_differ() -> None:
     ours = BEFORE.replace("gamma", "GAMMA").replace("zeta", "ZETA")
     (hunk,) = judged(BEFORE, ours, BEFORE.replace("gamma", "GAMMA"))
@@ -108,3 +158,10 @@ def test_upstreamed_everywhere_means_that_our_change_is_there(
                 assert list(meeting.upstream) == texts[2][meeting.first : meeting.last]
                 assert meeting.upstream == meeting.ours
             assert 0 <= meeting.first <= meeting.last <= len(texts[2])
+        whole = hunk.whole
+        assert list(whole.upstream) in ([], texts[2][whole.first : whole.last])
+        assert list(whole.before) in ([], texts[0][whole.low : whole.high])
+        assert all(
+            whole.low <= m.low <= m.high <= whole.high
+            for m in hunk.meetings if m.state != "applies"
+        )  # fmt: skip
