@@ -80,16 +80,21 @@ def write(spec: Any) -> dict[str, Any]:
         "sources": [str(source) for source in spec.sources],
         "objects": re.findall(r"^build (\S+\.o): ", text, re.MULTILINE),
         "codes": sorted(set(re.findall(r"-gencode=\S*?code=(\w+)", text))),
+        "inside": inside(spec),
     }
 
 
 def find(spec: Any) -> dict[str, Any]:
-    env = importlib.import_module("flashinfer.jit.env")
-    return {
-        "folder": str(env.FLASHINFER_AOT_DIR),
-        "inside": str(spec.aot_path.relative_to(env.FLASHINFER_AOT_DIR)),
-        "found": bool(spec.is_aot),
-    }
+    return {"folder": aot_folder(), "inside": inside(spec), "found": bool(spec.is_aot)}
+
+
+def inside(spec: Any) -> str:
+    """Where the module would lie in the folder of those made ahead of time."""
+    return str(spec.aot_path.relative_to(aot_folder()))
+
+
+def aot_folder() -> str:
+    return str(importlib.import_module("flashinfer.jit.env").FLASHINFER_AOT_DIR)
 
 
 if __name__ == "__main__":

@@ -88,10 +88,9 @@ class JitCacheStage:
         version = cache_version(context)
         machine = context.runtime.machine
         final = self.dist(context) / wheel_name(version, machine)
-        inside = workshop.find(modules, package=None, log=log)
         write_wheel(
             final,
-            {str(inside[name]["inside"]): data for name, data in contents.items()},
+            {spec.inside: contents[spec.name] for spec in specs},
             version=version, machine=machine, arch=context.arch,
             requires=[
                 f"{name}=={context.stack.family[name].version}" for name in (FLASHINFER, TVM_FFI)

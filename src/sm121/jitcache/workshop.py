@@ -41,7 +41,8 @@ _NINJA_FOLDER = "temp"  # as prefix_maps has it
 class Spec:
     """A module as FlashInfer would compile it: its own ninja file, and what that makes.
 
-    codes: of the GPU code that nvcc is asked for, as 'sm_121a'.
+    codes: of the GPU code that nvcc is asked for, as 'sm_121a'. inside: its path in the folder of
+    modules made ahead of time.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Spec:
     sources: tuple[Path, ...]
     objects: tuple[str, ...]
     codes: tuple[str, ...]
+    inside: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,20 +89,20 @@ class Workshop:
             Spec(
                 name=name, ninja=Path(facts["ninja"]), library=Path(facts["library"]),
                 sources=tuple(map(Path, facts["sources"])), objects=tuple(facts["objects"]),
-                codes=tuple(facts["codes"]),
+                codes=tuple(facts["codes"]), inside=facts["inside"],
             )
             for name, facts in answer["modules"].items()
         ]  # fmt: skip
 
     def find(
-        self, modules: Mapping[str, JitModule], *, package: Path | None, log: Path
+        self, modules: Mapping[str, JitModule], *, package: Path, log: Path
     ) -> dict[str, dict[str, Any]]:
-        """Where FlashInfer looks for each module ahead of time: `folder`, `inside` it, `found`.
+        """Where FlashInfer looks for each module made ahead of time: `folder`, `inside` it, `found`.
 
-        package: folder that holds the package flashinfer_jit_cache, if any. Raises CheckFailed
-        with FlashInfer's own words if it refuses that package.
+        package: folder that holds the package flashinfer_jit_cache. Raises CheckFailed with
+        FlashInfer's own words if it refuses that package.
         """
-        answer = self._ask("find", modules, log=log, more=[package] if package else [])
+        answer = self._ask("find", modules, log=log, more=[package])
         found: dict[str, dict[str, Any]] = answer["modules"]
         return found
 
