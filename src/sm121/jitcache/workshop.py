@@ -79,7 +79,7 @@ class Workshop:
 
     @property
     def licenses(self) -> list[Path]:
-        """FlashInfer's licence, and those of what is compiled into its modules."""
+        """FlashInfer's licence files, as its wheel has them."""
         return sorted(self.site.glob("flashinfer_python-*.dist-info/licenses/**/*"))
 
     def write_specs(self, modules: Mapping[str, JitModule], *, log: Path) -> list[Spec]:
