@@ -362,6 +362,17 @@ class Repository:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
 
 
+def unreachable(url: str, *, timeout_s: int) -> str:
+    """Why a remote can't be asked for what it has; '' if it can."""
+    commands = git.Git()
+    commands.update_environment(**ISOLATION, **proc.mark())
+    try:
+        GitCommands(commands).ls_remote("--", url, "HEAD", kill_after_timeout=timeout_s)
+    except ToolFailed as error:
+        return error.cause
+    return ""
+
+
 def _create(path: Path) -> None:
     """Make an empty bare repository, under another name first: a killed init is no repository."""
     remove_tree(path)

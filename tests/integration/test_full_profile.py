@@ -180,9 +180,23 @@ def test_rust_is_left_out_with_every_reason(place: Place) -> None:
 def test_crates_that_cannot_be_fetched(place: Place) -> None:
     working_cargo(place)
     place.program(
-        "cargo", "echo 'error: failed to get crate'; echo 'Caused by:'; echo '  no route'; exit 101"
+        "cargo",
+        """cat <<END
+error: failed to get \\`a\\` as a dependency
+
+Caused by:
+  unable to update https://example.invalid/a?rev=1
+
+Caused by:
+  failed to clone
+
+Caused by:
+  Could not resolve host
+END
+exit 101""",
     )
-    assert "cargo can't fetch: no route" in rust(place)
+    said = rust(place)
+    assert "unable to update https://example.invalid/a?rev=1: Could not resolve host" in said
     assert "lacks crates, and --offline forbids" in rust(
         place, "--offline", "--require=rust", code=3
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from sm121 import proc
@@ -84,14 +85,14 @@ def why_not(
 
 
 def _complaint(output: str) -> str:
-    """The most telling line of what rustup or cargo said: the last cause that it lists."""
+    """What rustup or cargo said, in a line: what it wanted to reach, and the last cause it gives."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for start in ("caused by:", "error:"):
-        for number, line in enumerate(lines):
-            if line.lower().startswith(start):
-                rest = line[len(start) :].strip()
-                return rest or (lines[number + 1] if number + 1 < len(lines) else line)
-    return lines[-1] if lines else "no message"
+    causes = [after for line, after in pairwise(lines) if line == "Caused by:"]
+    if causes:
+        wanted = [cause for cause in causes if "://" in cause][:1]
+        return ": ".join(dict.fromkeys([*wanted, causes[-1]]))
+    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    return (errors or lines[-1:] or ["no message"])[0]
 
 
 def cargo_environment(

@@ -244,7 +244,7 @@ def _why_no_rust(context: Context, results: Results) -> str:
 
 def _unreachable(context: Context, failed: Mapping[str, NetworkFault]) -> NetworkFault:
     """One failure for all sources that can't be had, with what else can be built."""
-    from sm121.source.thirdparty import uses_submodules
+    from sm121.source.thirdparty import used_submodules
 
     stack, profile = context.stack, context.options.profile
     others = [
@@ -266,7 +266,7 @@ def _unreachable(context: Context, failed: Mapping[str, NetworkFault]) -> Networ
         remedy="Clone "
         + ", ".join(
             stack.sources[name].git
-            + (" with its submodules" if uses_submodules(stack.sources[name]) else "")
+            + (" with its submodules" if used_submodules(stack.sources[name]) else "")
             for name in failed
         )
         + " where they can be reached, and name the clones: --clone PATH --clone PATH"

@@ -66,9 +66,7 @@ def obtain(
                 remedy=f"Unset {pin.env}, or point it at a clone of {pin.git} at {pin.ref}.",
             )
         return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
-    # Named by all of it: with other submodules or folders it is another tree.
-    content = json.dumps(pin.content(), separators=(",", ":"))
-    final = folder / f"{name}-{sha256_text(content)[:12]}"
+    final = made_at(name, pin, folder)
     tree, marker = final / _TREE, final / _PROVIDER
     if marker.is_file():
         return _verified(name, pin, tree, provider=marker.read_text().strip(), ui=ui)
@@ -104,7 +102,7 @@ def obtain(
         f"{name} ({pin.ref}) could not be obtained.",
         cause="; ".join(failures),
         remedy=f"Clone {pin.git} where it can be reached, with {pin.ref}"
-        + (" and its submodules" if uses_submodules(pin) else "")
+        + (" and its submodules" if used_submodules(pin) else "")
         + ", and name "
         + (
             "the clone with --clone PATH (docs/full.md)."
@@ -112,6 +110,17 @@ def obtain(
             else f"its folder in {pin.env}."
         ),
     )
+
+
+def made_at(name: str, pin: SourcePin, folder: Path) -> Path:
+    """Where a source is made. Named by all of the pin: with other submodules it is another tree."""
+    content = json.dumps(pin.content(), separators=(",", ":"))
+    return folder / f"{name}-{sha256_text(content)[:12]}"
+
+
+def is_made(name: str, pin: SourcePin, folder: Path) -> bool:
+    """Was it made by an earlier run? Its content is checked when it is used."""
+    return (made_at(name, pin, folder) / _PROVIDER).is_file()
 
 
 def _verified(name: str, pin: SourcePin, path: Path, *, provider: str, ui: Ui) -> Source:
@@ -195,16 +204,16 @@ def _submodules(pin: SourcePin, repository: Repository, commit: str) -> dict[str
                 f"{pin.git} at {pin.ref} has another submodule at {path}.",
                 cause=f"pinned {wanted}, found {recorded}",
             )
+    return used_submodules(pin)
+
+
+def used_submodules(pin: SourcePin) -> dict[str, str]:
+    """The submodules in which there is anything that the build uses, path → commit."""
     return {
         path: wanted
         for path, wanted in pin.submodules.items()
         if not pin.digest or _below(pin, path)
     }
-
-
-def uses_submodules(pin: SourcePin) -> bool:
-    """Does the build use anything that is in a submodule?"""
-    return any(not pin.digest or _below(pin, path) for path in pin.submodules)
 
 
 def _below(pin: SourcePin, submodule: str) -> tuple[str, ...]:
