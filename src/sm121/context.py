@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,12 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """The user's choices. jobs None: decided by cores and memory. jit_cache: FlashInfer's modules
-    ahead of time; 'none', 'listed' (those of the pins), 'all' (what the pins leave out too); None:
-    as the profile says."""
+    """The user's choices. jobs None: decided by cores and memory.
+
+    jit_cache: FlashInfer's modules ahead of time; 'none', 'listed' (those of the pins), 'all' (what
+    the pins leave out too); None: as the profile says. without, require: names of the profile's optional parts, to be left out and to be built
+    whatever it takes. clones: git repositories on this machine that may provide sources.
+    """
 
     profile: str = "smoke"
     target: TargetName = "linux-aarch64"
@@ -30,6 +33,9 @@ class Options:
     offline: bool = False
     with_deps: bool = False
     jit_cache: str | None = None
+    without: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    clones: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +51,9 @@ class Context:
 
     @property
     def profile(self) -> ProfilePin:
-        return self.stack.profiles[self.options.profile]
+        """The profile, less what the user wants to do without."""
+        whole = self.stack.profiles[self.options.profile]
+        return reduced(self.stack, whole, self.options.without)
 
     @property
     def arch(self) -> str:
@@ -73,6 +81,21 @@ class Context:
 
     def log(self, stage: str) -> Path:
         return self.layout.log / f"{stage}.log"
+
+
+def reduced(stack: Stack, whole: ProfilePin, without: Collection[str]) -> ProfilePin:
+    """A profile without some of its optional parts, and without the sources that only they need."""
+    gone = {name for group in without for name in whole.optional[group].components}
+    if not gone:
+        return whole
+    components = tuple(name for name in whole.components if name not in gone)
+    sources = tuple(
+        name
+        for name in whole.sources
+        if not (needed_by := stack.sources[name].components)
+        or any(component in components for component in needed_by)
+    )
+    return whole.model_copy(update={"components": components, "sources": sources})
 
 
 def validate_options(stack: Stack, options: Options) -> None:
@@ -104,6 +127,20 @@ def validate_options(stack: Stack, options: Options) -> None:
             cause="its stack.toml has no [jit-cache]",
             remedy="Leave --jit-cache out.",
         )
+    optional = stack.profiles[options.profile].optional
+    for option, groups in (("--without", options.without), ("--require", options.require)):
+        for group in groups:
+            if group not in optional:
+                raise UsageFault(
+                    f"{option} {group}: profile {options.profile} has no optional part of that name.",
+                    cause="; ".join(f"{n}: {pin.reason}" for n, pin in optional.items())
+                    or "all of it is always built",
+                    remedy=f"Use one of: {', '.join(optional)}."
+                    if optional
+                    else f"Leave {option} out.",
+                )
+    if both := sorted(set(options.without) & set(options.require)):
+        raise UsageFault(f"--without and --require both name {', '.join(both)}.")
     if options.jobs is not None and options.jobs < 1:
         raise UsageFault(f"--jobs {options.jobs}: at least 1 is needed.")
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -296,13 +296,36 @@ class Repository:
         self._git.update_index("-q", "--refresh", env=env, with_exceptions=False)
         return self._names(self._git.diff_files("--name-only", "-z", env=env))
 
-    def export(self, commit: str, folder: Path) -> None:
-        """Write a commit's files into a folder, beside what is there."""
+    def export(self, commit: str, folder: Path, *, paths: Sequence[str] = ()) -> None:
+        """Write a commit's files into a folder, beside what is there.
+
+        paths: only those at or below these. Of the others no blob has to be there.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         with self._index() as index:
             env = {**index, "GIT_WORK_TREE": str(folder)}
             self._git.read_tree(commit, env=env)
-            self._git.checkout_index("--all", "--force", "-q", env=env)
+            if not paths:
+                self._git.checkout_index("--all", "--force", "-q", env=env)
+            elif files := self._names(self._git.ls_files("-z", "--", *paths, env=env)):
+                with tempfile.TemporaryFile() as listing:
+                    listing.write("\0".join(files).encode("utf-8", "surrogateescape"))
+                    listing.seek(0)
+                    self._git.checkout_index(
+                        "--stdin", "-z", "--force", "-q", env=env, istream=listing
+                    )
+
+    @contextmanager
+    def borrowing(self, objects: Path) -> Iterator[None]:
+        """Read another repository's objects as if they were here (gitrepository-layout(5),
+        alternates). Nothing is written there, none of its settings count, and none of the
+        remotes that it came from is asked for what it lacks."""
+        variables = {
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects),
+            "GIT_ALLOW_PROTOCOL": "none",
+        }
+        with self._repo.git.custom_environment(**variables):
+            yield
 
     def submodule_commit(self, commit: str, path: str) -> str:
         """The commit that a tree records for a submodule, '' if there is none."""
@@ -337,6 +360,17 @@ class Repository:
     def _index(self) -> Iterator[Mapping[str, str]]:
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             yield {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+
+
+def unreachable(url: str, *, timeout_s: int) -> str:
+    """Why a remote can't be asked for what it has; '' if it can."""
+    commands = git.Git()
+    commands.update_environment(**ISOLATION, **proc.mark())
+    try:
+        GitCommands(commands).ls_remote("--", url, "HEAD", kill_after_timeout=timeout_s)
+    except ToolFailed as error:
+        return error.cause
+    return ""
 
 
 def _create(path: Path) -> None:

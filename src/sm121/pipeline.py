@@ -36,7 +36,7 @@ def all_stages(context: Context) -> list[Stage]:
     return [
         SourceStage(),
         PatchStage(),
-        *([ThirdPartyStage()] if context.profile.sources else []),
+        *([ThirdPartyStage()] if ThirdPartyStage.wanted(context) else []),
         *making,
         *([RepairStage()] if context.options.with_deps else []),
         WheelhouseStage(),

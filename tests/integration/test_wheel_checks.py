@@ -67,6 +67,7 @@ def check(wheel: Path, **changes) -> dict[str, Library]:
             "absent": FamilyPin(version="1.0", reason="-"),
         },
         "required": ["torch"],
+        "python": "3.12",
         **changes,
     }
     return check_wheel(wheel, **arguments)
@@ -106,6 +107,21 @@ def test_missing_component_is_named_with_its_place(good, tmp_path: Path) -> None
     assert faults(wheel_of(tmp_path, files)) == (
         "component spinloop is missing (vllm/spinloop.abi3.so)",
     )
+
+
+def test_deep_gemm_is_there_for_the_targets_cpython(good, library, tmp_path: Path) -> None:
+    """cases.md 4: its Python package alone is no DeepGEMM, and one for another CPython none here."""
+    folder = "vllm/third_party/deep_gemm"
+    chosen = [*COMPONENTS, "_deep_gemm_C"]
+    files = {**good, f"{folder}/__init__.py": b"from . import _C"}
+    wanted = f"{folder}/_C.cpython-312-aarch64-linux-gnu.so"
+    missing = (f"component _deep_gemm_C is missing ({wanted})",)
+    assert faults(wheel_of(tmp_path / "none", files), components=chosen) == missing
+    files[f"{folder}/_C.cpython-311-aarch64-linux-gnu.so"] = library()
+    assert faults(wheel_of(tmp_path / "other", files), components=chosen) == missing
+    files[wanted] = library()
+    assert wanted in check(wheel_of(tmp_path / "good", files), components=chosen)
+    assert len(faults(wheel_of(tmp_path / "left over", files))) == 2
 
 
 def test_component_for_another_machine_is_named(good, library, tmp_path: Path) -> None:

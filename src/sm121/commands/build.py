@@ -150,6 +150,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     if (jit := manifest.jit_cache) and jit.at_first_use:
         ui.say(f"  FlashInfer compiles on the node, if used: {', '.join(jit.at_first_use)}")
+    for name, why in manifest.components.without.items():
+        ui.note(f"without {name}: {why} (lost with it: {_lost(context, name)})")
     for check in manifest.checks:
         if check.verdict != "passed":
             ui.note(f"check {check.name}: {check.verdict}: {check.detail}")
@@ -164,6 +166,10 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
         )
     ui.say(f"Done in {human_seconds(seconds)}: {layout.wheelhouse}")
     ui.say(f"  next: {_next(context, complete=manifest.complete)}")
+
+
+def _lost(context: Context, name: str) -> str:
+    return context.stack.profiles[context.options.profile].optional[name].reason
 
 
 def _next(context: Context, *, complete: bool) -> str:

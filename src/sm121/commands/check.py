@@ -11,15 +11,20 @@ from sm121.pipeline import all_stages, run_stages
 
 
 def check_context(context: Context, asked: str | None) -> Context:
-    """The context with the profile that is asked for, else with the one of the most components:
-    it reads most of upstream's CMake. Raises UsageFault for a profile that compiles nothing."""
+    """The context with the profile that is asked for, else with the one of the most components,
+    which reads most of upstream's CMake, among those whose sources the package index has.
+
+    Raises UsageFault for a profile that compiles nothing.
+    """
+    sources = context.stack.sources
     compiled = {n: p for n, p in context.stack.profiles.items() if n != OVERLAY}
     if asked == OVERLAY:
         raise UsageFault(
             f"Profile {OVERLAY} compiles nothing, so there is nothing to configure.",
             remedy=f"Choose one of {', '.join(compiled)}, or leave --profile out.",
         )
-    widest = asked or max(compiled, key=lambda name: len(compiled[name].components))
+    on_index = [n for n, p in compiled.items() if all(sources[s].wheels for s in p.sources)]
+    widest = asked or max(on_index or compiled, key=lambda name: len(compiled[name].components))
     return replace(context, options=replace(context.options, profile=widest))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from sm121 import proc
@@ -15,6 +17,8 @@ from sm121.ui import Ui
 # What is deployed. Where a stack can't build it, the user is told so: nothing is downgraded.
 DEFAULT_PROFILE = "full"
 TARGETS = ("linux-aarch64", "linux-x86_64")
+# As --clone, for every run: folders, separated as in PATH.
+CLONES = "SM121_CLONES"
 # FILE of --json when none is named.
 STDOUT = "-"
 
@@ -36,6 +40,19 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 
 def add_build_options(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="NAME",
+        help="leave an optional part of the profile out, such as fa2 (docs/full.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--require", action="append", default=[], metavar="NAME",
+        help="stop if this optional part can't be built, such as rust where cargo can't fetch",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clone", action="append", default=[], type=Path, metavar="PATH",
+        help=f"a git clone on this machine to take third-party sources from, at their pinned "
+        f"commits (also: {CLONES}=PATH:PATH)",
+    )  # fmt: skip
     parser.add_argument(
         "--profile", default=DEFAULT_PROFILE, metavar="NAME",
         help="what to build; see [profiles] in stack.toml (default: %(default)s)",
@@ -67,6 +84,11 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def clones_of(environment: Mapping[str, str]) -> list[Path]:
+    """The clones that SM121_CLONES names."""
+    return [Path(name) for name in environment.get(CLONES, "").split(os.pathsep) if name]
+
+
 def layout_of(arguments: argparse.Namespace) -> Layout:
     layout = Layout.find(wheelhouse=getattr(arguments, "wheelhouse", None))
     proc.set_scope(layout.build)
@@ -86,6 +108,9 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
         offline=getattr(arguments, "offline", False),
         with_deps=getattr(arguments, "with_deps", False),
         jit_cache=getattr(arguments, "jit_cache", None),
+        without=tuple(dict.fromkeys(getattr(arguments, "without", []))),
+        require=tuple(dict.fromkeys(getattr(arguments, "require", []))),
+        clones=(*getattr(arguments, "clone", []), *clones_of(os.environ)),
     )
     validate_options(stack, options)
     return Context(

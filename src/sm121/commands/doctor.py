@@ -38,7 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="linux-aarch64", choices=TARGETS, help="machine to build for (default: %(default)s)")  # fmt: skip
     add_stack_option(parser)
     parser.add_argument("--with-deps", action="store_true", help="count every wheel of the lock")
-    parser.add_argument("--offline", action="store_true", help="do not ask the package index")
+    parser.add_argument(
+        "--offline", action="store_true", help="ask neither the package index nor git remotes"
+    )
+    parser.add_argument("--clone", action="append", default=[], type=Path, metavar="PATH", help="as for `build`")  # fmt: skip
     parser.add_argument("--env", type=Path, metavar="PATH", help="check this environment by pins/rules.toml too")  # fmt: skip
     add_json_option(parser)
     parser.add_argument(

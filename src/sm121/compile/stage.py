@@ -9,6 +9,8 @@ from typing import Any
 
 from sm121.compile.build import run_setup
 from sm121.compile.cost import show_cost
+from sm121.compile.deepgemm import COMPONENT as DEEPGEMM
+from sm121.compile.deepgemm import deepgemm_environment, deepgemm_python
 from sm121.compile.jobs import choose_jobs, usable_cores
 from sm121.compile.launching import costs_of, prepare
 from sm121.compile.memory import available_memory
@@ -24,7 +26,14 @@ from sm121.context import Context, Results
 from sm121.files import remove_tree, sha256_text, write_atomic
 from sm121.lock.pylock import lock_path
 from sm121.lock.resolve import lock_of
-from sm121.source.stage import REPOSITORY
+from sm121.source.rust import cargo_environment
+from sm121.source.stage import (
+    REPOSITORY,
+    built_components,
+    cargo_home,
+    left_out_groups,
+    rust_components,
+)
 from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
 
@@ -35,7 +44,8 @@ ABI = "cp311"
 
 def wheel_version(context: Context, results: Results, *more: str) -> str:
     """'0.26.0+sm121.smoke.1a2b3c4d': the last part a digest of release, series and lock, and
-    of whatever `more` a profile is made from."""
+    of whatever `more` a profile is made from. Before it, what of the profile is not in:
+    '0.26.0+sm121.full.norust.1a2b3c4d'."""
     family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
     digest = sha256_text(
         context.stack.vllm.model_dump_json(),
@@ -45,14 +55,16 @@ def wheel_version(context: Context, results: Results, *more: str) -> str:
     )
     # PEP 440 reads a part of digits only as a number and drops its leading zeros.
     start = next(i for i in range(56) if not digest[i : i + 8].isdigit())
+    without = "".join(f"no{name}." for name in left_out_groups(context, results))
     return (
-        f"{context.stack.vllm.version}+sm121.{context.options.profile}.{digest[start : start + 8]}"
+        f"{context.stack.vllm.version}+sm121.{context.options.profile}.{without}"
+        f"{digest[start : start + 8]}"
     )
 
 
 def _used_sources(context: Context, results: Results) -> dict[str, object]:
     return {
-        name: [source["digest"], context.stack.sources[name].model_dump(mode="json")]
+        name: [source["digest"], context.stack.sources[name].content()]
         for name, source in results["sources"]["sources"].items()
     }
 
@@ -98,6 +110,7 @@ class CompileStage:
         return context.layout.build / "dist" / f"{context.key}-{context.options.profile}"
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
+        components = built_components(context, results)
         lock_of(context, "family", context.runtime, results["patch"]["requirement_files"])
         return {
             "patched tree": str(results["patch"]["tree"]),
@@ -108,7 +121,12 @@ class CompileStage:
                 if "sources" in results
                 else {}
             ),
-            "components": " ".join(context.profile.components),
+            "components": " ".join(components),
+            **(
+                {"Python of DeepGEMM": deepgemm_python(context).full}
+                if DEEPGEMM in components
+                else {}
+            ),
             "arch": context.arch,
             "version": wheel_version(context, results),
             "release date": context.stack.vllm.date.isoformat(),
@@ -121,6 +139,7 @@ class CompileStage:
     def environment(self, context: Context, results: Results, tools: Tools) -> dict[str, str]:
         """The environment that setup.py gets; `shell` gives the same to a person."""
         work = self.work(context)
+        components = built_components(context, results)
         jobs = choose_jobs(
             asked=context.options.jobs, cores=usable_cores(), available=available_memory()
         )
@@ -158,20 +177,34 @@ class CompileStage:
         environment = build_environment(
             tools,
             toolchain=toolchain,
-            components=context.profile.components,
+            components=components,
             arch=context.arch,
             jobs=jobs.count,
             version=wheel_version(context, results),
             epoch=int(context.stack.vllm.date.timestamp()),
             cache_base=context.layout.build,
             home=work / "home",
-            sources={pins[name].env: folder for name, folder in sources.items()},
+            sources={
+                pins[name].env: folder
+                for name, folder in sources.items()
+                if pins[name].handed_over == "env"
+            },
             ccache_dir=context.layout.cache / "ccache",
             replaced=replaced,
             ninja=launching.ninja,
             settings=launching.settings,
         )
         environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
+        if DEEPGEMM in components:
+            environment |= deepgemm_environment(
+                tools, deepgemm_python(context), work=work, prefixes=prefixes,
+                launcher=launching.command, log=context.log(self.name),
+            )  # fmt: skip
+        if rust_components(context) & set(components):
+            environment |= cargo_environment(
+                machine=tools.machine, compilers=tools.compilers, cargo_home=cargo_home(context),
+                work=work / "cargo", prefixes=prefixes,
+            )  # fmt: skip
         return environment
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
@@ -222,10 +255,11 @@ class CompileStage:
             built.wheel,
             machine=tools.machine,
             filename=wanted_name,
-            components=context.profile.components,
+            components=built_components(context, results),
             forbidden=[str(context.layout.build), str(context.layout.root)],
             family=context.stack.family,
             required=results["patch"]["required"],
+            python=context.runtime.python,
         )
         final = self.dist(context) / built.wheel.name
         for old in self.dist(context).glob("*.whl"):

@@ -19,6 +19,9 @@ from sm121.toolkit.machine import Compilers, host_machine
 
 # How CMake passes the prefix maps of toolchain_text to nvcc.
 NVCC_PREFIX_MAP = "-Xcompiler=-ffile-prefix-map="
+# --as-needed as Debian's GCC has it by default, so that every distribution's build has the same
+# NEEDED; -s: symbols for the linker only would name nothing useful.
+LINK_FLAGS = ("-Wl,--as-needed,-s,--build-id=sha1",)
 # ccache's variables that a user's environment may set: to do without it, to compile all the
 # same, and a store that several machines share (ccache manual, "Remote storage backends").
 _USERS = ("CCACHE_DISABLE", "CCACHE_RECACHE", "CCACHE_REMOTE_STORAGE")
@@ -57,6 +60,15 @@ def prefix_maps(folders: Mapping[Path, str], *, ninja_tree: Path) -> dict[str, s
     return absolute | {os.path.relpath(folder, start): name for folder, name in folders.items()}
 
 
+def prefix_flags(prefixes: Mapping[str, str]) -> list[str]:
+    """The compiler's options for prefix_maps."""
+    return [
+        f"-ffile-prefix-map={folder}={name}"
+        # The longest prefix last: GCC lets the last matching option win.
+        for folder, name in sorted(prefixes.items(), key=lambda item: len(item[0]))
+    ]
+
+
 def toolchain_text(
     tools: Tools,
     *,
@@ -69,11 +81,7 @@ def toolchain_text(
     prefixes: see prefix_maps. variables: CMake variables
     that name folders of third-party sources. launcher: command before each compile.
     """
-    maps = " ".join(
-        f"-ffile-prefix-map={folder}={name}"
-        # The longest prefix last: GCC lets the last matching option win.
-        for folder, name in sorted(prefixes.items(), key=lambda item: len(item[0]))
-    )
+    maps = " ".join(prefix_flags(prefixes))
     torch = tools.torch / "torch/share/cmake"
     lines = [
         f"set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR {tools.machine})"
@@ -88,13 +96,10 @@ def toolchain_text(
         f'set(CMAKE_CXX_FLAGS_INIT "{maps}")',
         f'set(CMAKE_CUDA_FLAGS_INIT "-Xcompiler={maps.replace(" ", ",")}")',
         "set(CMAKE_SKIP_RPATH ON)",
-        # --as-needed as Debian's GCC has it by default, so that every distribution's build
-        # has the same NEEDED; -s: symbols for the linker only would name nothing useful. -L:
-        # CMake links CUDA libraries with -lcudart_static -lcudadevrt, and learns where they are
+        # -L: CMake links CUDA libraries with -lcudart_static -lcudadevrt, and learns where they are
         # from a program that it links; crossing, it links none (below).
         *(
-            f"set(CMAKE_{kind}_LINKER_FLAGS_INIT "
-            f'"-Wl,--as-needed,-s,--build-id=sha1 -L{tools.cuda}/lib64")'
+            f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "{" ".join(LINK_FLAGS)} -L{tools.cuda}/lib64")'
             for kind in ("SHARED", "MODULE")
         ),
         f"set(Torch_DIR {torch}/Torch)",

@@ -47,6 +47,16 @@ class Library:
     paths: tuple[str, ...]
 
 
+def component_paths(component: str, *, python: str, machine: str) -> tuple[str, ...]:
+    """All members that have to be there, for a CPython ('3.12') that the wheel is to run on."""
+    if component != "_deep_gemm_C":
+        return (component_path(component),)
+    # The package alone imports nowhere: its `_C` is for one CPython, and CMake may skip it.
+    tag = python.replace(".", "")
+    library = f"vllm/third_party/deep_gemm/_C.cpython-{tag}-{machine}-linux-gnu.so"
+    return component_path(component), library
+
+
 def component_path(component: str) -> str:
     """The member of the wheel that proves a component is in it."""
     return _PLACES.get(component, f"vllm/{component}.abi3.so")
@@ -68,16 +78,20 @@ def check_wheel(
     forbidden: Sequence[str],
     family: Mapping[str, FamilyPin],
     required: Collection[str],
+    python: str,
 ) -> dict[str, Library]:
     """Check a built wheel; returns its libraries by member name.
 
     components: must be in, and nothing else compiled may be. forbidden: strings (build
-    paths) that no library may contain. family and required: see metadata_faults. Raises WheelFault listing every fault.
+    paths) that no library may contain. family and required: see metadata_faults. python: the
+    CPython that it ships for. Raises WheelFault listing every fault.
     """
     faults: list[str] = []
     if wheel.name != filename:
         faults.append(f"the wheel is {wheel.name}, wanted {filename}")
-    expected = {component_path(c): c for c in components}
+    expected = {
+        path: c for c in components for path in component_paths(c, python=python, machine=machine)
+    }
     libraries: dict[str, Library] = {}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -97,7 +111,10 @@ def check_wheel(
                 faults.append(f"{name}: not a whole ELF file ({error})")
                 continue
             libraries[name] = library
-            if name not in expected and not name.startswith("vllm/third_party/deep_gemm/"):
+            extra = "_deep_gemm_C" in components and name.startswith(
+                "vllm/third_party/deep_gemm/_C."
+            )
+            if name not in expected and not extra:
                 faults.append(f"{name}: compiled, but no component of this profile: a leftover")
             if library.machine != machine:
                 faults.append(f"{name}: code for {library.machine}, wanted {machine}")

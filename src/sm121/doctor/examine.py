@@ -19,7 +19,7 @@ from sm121.doctor.resources import (
     check_places,
     check_system,
 )
-from sm121.doctor.supplies import check_index
+from sm121.doctor.supplies import check_index, check_sources
 from sm121.doctor.tools import (
     check_compilers,
     check_git,
@@ -68,6 +68,7 @@ def _checks(machine: Machine, default: str, env: Path | None) -> Iterator[Check]
     yield from check_compilers(machine)
     yield from check_python(machine)
     yield from check_index(machine)
+    yield from check_sources(machine)
     yield from check_gpu(machine)
     yield from check_nvcc(machine)
     yield from check_locked_memory()

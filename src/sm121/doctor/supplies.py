@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+from sm121.context import Context
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.errors import Sm121Error
 from sm121.fetch import Cache
+from sm121.gitrepo import Repository, unreachable
 from sm121.index import locate
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
 from sm121.pins.model import FLASHINFER, TVM_FFI
+from sm121.pins.model import SourcePin
+from sm121.source.clones import find_commit, open_clones
+from sm121.source.thirdparty import is_made, used_submodules
 from sm121.source.vllm import sdist_file
 from sm121.toolkit.stage import host_interpreter, of_toolkit
+
+_GIT_TIMEOUT_S = 15
 
 
 def check_index(machine: Machine) -> Iterator[Check]:
@@ -52,6 +61,59 @@ def check_index(machine: Machine) -> Iterator[Check]:
         name="package index", found=f"{what.rstrip('.')}; {have}", build="fault" if missing else "warning",
         run="not needed", cause=cause, remedy=remedy,
     )  # fmt: skip
+
+
+def check_sources(machine: Machine) -> Iterator[Check]:
+    """Third-party sources of the profile: here, in a clone, on the index, or asked of a remote."""
+    context = machine.context
+    places: dict[str, list[str]] = {}
+    why: dict[str, str] = {}
+    for name in context.profile.sources:
+        place, fault = _place(machine, name)
+        places.setdefault(place, []).append(name)
+        if fault:
+            why[name] = fault
+    if not places:
+        return
+    found = "; ".join(f"{place}: {', '.join(names)}" for place, names in places.items())
+    yield Check(
+        name="sources", build="fault" if why else "ok", run="not needed", found=found,
+        cause="; ".join(f"{name}: {fault}" for name, fault in why.items()),
+        remedy="Clone them where they can be reached, and name the clones with --clone or "
+        "SM121_CLONES (docs/full.md)." if why else "",
+    )  # fmt: skip
+
+
+def _place(machine: Machine, name: str) -> tuple[str, str]:
+    """Where a source would come from, and what is wrong with that ('' if nothing is)."""
+    context = machine.context
+    pin = context.stack.sources[name]
+    folder = context.layout.source / "third-party"
+    if machine.environment.get(pin.env):
+        return f"in the folder that {pin.env} names", ""
+    if is_made(name, pin, folder):
+        return "here", ""
+    has_git = machine.which("git") is not None
+    if has_git and context.options.clones and _in_clones(context, pin):
+        return "in clones", ""
+    if pin.wheels:
+        return "on the package index", ""
+    if context.options.offline:
+        return "nowhere here", "--offline forbids asking the git remote"
+    fault = unreachable(pin.git, timeout_s=_GIT_TIMEOUT_S) if has_git else "git is not installed"
+    return ("nowhere that can be reached" if fault else "git remotes"), fault
+
+
+def _in_clones(context: Context, pin: SourcePin) -> bool:
+    """Have the user's clones all commits of a source?"""
+    clones = open_clones(context.options.clones)
+    commits = [pin.pinned_commit, *used_submodules(pin).values()]
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = Repository(Path(scratch) / "git")
+        try:
+            return all(c is not None and find_commit(repository, clones, c) for c in commits)
+        finally:
+            repository.close()
 
 
 def missing_files(machine: Machine) -> tuple[int, list[LockedFile]]:

@@ -130,6 +130,7 @@ class OverlayStage:
             forbidden=[str(context.layout.build), str(context.layout.root)],
             family=context.stack.family,
             required=results["patch"]["required"],
+            python=context.runtime.python,
         )
         for old in self.dist(context).glob("*.whl"):
             if old != final:

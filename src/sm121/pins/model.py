@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -161,33 +161,60 @@ class HostPin(Model):
 class WheelProvider(Model):
     """A wheel on the index that carries the same tree as the git source.
 
-    subtrees: folder of the source = folder in the wheel.
+    subtrees: folder of the source = folder in the wheel. target: of a wheel for one platform,
+    which one, so that it is found whatever is built for.
     """
 
     filename: WheelFilename
     sha256: Sha256
     subtrees: dict[RelativePath, RelativePath]
+    target: TargetName | None = None
 
 
 class SourcePin(Model):
     """A third-party source of vLLM's CMake.
 
+    commit: what ref, a tag, names; without it a clone on this machine can't provide a tag, since
+    other projects have tags of the same name.
     env: the variable by which vLLM's CMake takes it from a folder; subdirectory: which folder
-    of the source that is. cmake: CMake variables to set to folders of the source. digest:
-    content digest (sm121.files.tree_digest) per folder that the build uses; when given, every
-    provider must match it. upstream_*: where upstream's own files ask for it.
+    of the source that is. handed_over: how a source that was made ready reaches vLLM's CMake, by
+    that variable or only by those of `cmake`. cmake: CMake variables to set to folders of the
+    source. digest: content digest (sm121.files.tree_digest) per folder that the build uses; when
+    given, every provider must match it. components: which need it (none named: all do).
+    upstream_*: where upstream's own files ask for it.
     """
 
     git: str
     ref: GitRef
+    commit: Commit | None = None
     env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
     upstream_file: RelativePath
     upstream_repository: str
+    components: tuple[str, ...] = ()
+    handed_over: Literal["env", "cmake"] = "env"
     subdirectory: RelativePath = "."
     submodules: dict[RelativePath, Commit] = {}
     cmake: dict[str, RelativePath] = {}
     digest: dict[RelativePath, Annotated[str, Field(pattern=r"^h1:[0-9a-f]{64}$")]] = {}
     wheels: tuple[WheelProvider, ...] = ()
+
+    @property
+    def pinned_commit(self) -> str | None:
+        """The commit, if it is known without asking the remote."""
+        return self.commit or (self.ref if re.fullmatch(r"[0-9a-f]{40}", self.ref) else None)
+
+    def content(self) -> dict[str, Any]:
+        """What decides what is fetched, and where it lies; not who uses it and how: a change of
+        that must not give the folder another name, and so compile everything again."""
+        return self.model_dump(
+            mode="json",
+            exclude={
+                "commit": True,
+                "components": True,
+                "handed_over": True,
+                "wheels": {"__all__": {"target"}},
+            },
+        )
 
 
 class ReleaseWheel(Model):
@@ -245,15 +272,30 @@ FLASHINFER, TVM_FFI = "flashinfer-python", "apache-tvm-ffi"
 OVERLAY = "overlay"
 
 
+class OptionalPin(Model):
+    """Components that a build of a profile may do without, and what is lost then.
+
+    needs: a tool without which they are left out, and that is said; None: only by choice.
+    """
+
+    components: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: str
+    needs: Literal["cargo"] | None = None
+
+
 class ProfilePin(Model):
     """What a profile builds. memory_per_job_gib: for an object that was never measured.
-    jit_cache: FlashInfer's modules too, unless told otherwise."""
+
+    jit_cache: FlashInfer's modules too, unless told otherwise.
+    optional: by the name that stands in `--without` and, with 'no' before it, in the version.
+    """
 
     summary: str
     components: Annotated[tuple[str, ...], Field(min_length=1)]
     memory_per_job_gib: Annotated[float, Field(gt=0)]
     sources: tuple[str, ...] = ()
     jit_cache: bool = False
+    optional: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$")], OptionalPin] = {}
 
 
 class Stack(Model):
@@ -300,6 +342,18 @@ class Stack(Model):
                 if component in self.left_out and name != OVERLAY:
                     raise ValueError(
                         f"profiles.{name}.components: {component!r} is also in left-out"
+                    )
+            for group, optional in profile.optional.items():
+                for component in optional.components:
+                    if component not in profile.components:
+                        raise ValueError(
+                            f"profiles.{name}.optional.{group}: {component!r} is not in the profile"
+                        )
+        for name, source_pin in self.sources.items():
+            for component in source_pin.components:
+                if component not in self.components:
+                    raise ValueError(
+                        f"sources.{name}.components: no component is named {component!r}"
                     )
         for component in self.left_out:
             if component not in self.components:

@@ -121,7 +121,12 @@ def _move_source(text: str, stack: Stack, source: SourceRow) -> str:
     pin = stack.sources[source.name]
     stale = [
         n
-        for n, v in (("submodules", pin.submodules), ("digest", pin.digest), ("wheels", pin.wheels))
+        for n, v in (
+            ("commit", pin.commit),
+            ("submodules", pin.submodules),
+            ("digest", pin.digest),
+            ("wheels", pin.wheels),
+        )
         if v
     ]
     if not stale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from sm121.patches.series import load_series
 from sm121.patches.stage import series_folder
 from sm121.pins.model import FLASHINFER, OVERLAY
 from sm121.repair.wheels import NOTICE
+from sm121.source.stage import built_components, left_out_groups
 from sm121.wheelhouse.gpu import judge_gpu
 from sm121.wheelhouse.manifest import (
     Base,
@@ -27,6 +28,7 @@ from sm121.wheelhouse.manifest import (
     Manifest,
     OriginalEntry,
     PatchEntry,
+    SourceEntry,
     WheelEntry,
 )
 
@@ -106,6 +108,24 @@ def jit_cache_entry(context: Context, results: Results) -> JitCacheEntry | None:
     )  # fmt: skip
 
 
+def _reasons(
+    context: Context, built: Collection[str], without: Mapping[str, str]
+) -> dict[str, str]:
+    """Every component that is not built, and why. without: optional parts, and why."""
+    stack, profile = context.stack, context.options.profile
+    optional = stack.profiles[profile].optional
+    here = {
+        name: f"{why}; lost with it: {optional[group].reason}"
+        for group, why in without.items()
+        for name in optional[group].components
+    }
+    return {
+        name: here.get(name) or stack.left_out.get(name, f"not in profile {profile}")
+        for name in stack.components
+        if name not in built
+    }
+
+
 def describe(
     context: Context, results: Results, ours: Path, wheels: Sequence[WheelEntry],
     checks: Sequence[Check],
@@ -114,16 +134,18 @@ def describe(
     source, patch = results["source"], results["patch"]
     stack = context.stack
     overlay = results.get("overlay")
-    built = tuple(context.profile.components)
-    left_out = {
-        name: stack.left_out.get(name, f"not in profile {context.options.profile}")
-        for name in stack.components
-        if name not in built
-    }
+    built = built_components(context, results)
+    without = left_out_groups(context, results)
+    left_out = _reasons(context, built, without)
     family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
     repaired = [w.filename for w in wheels if w.origin == "repaired"]
     gpu, gpu_check = judge_gpu(context, ours, built=built, left_out=left_out)
-    notices = [f"{', '.join(repaired)}: {NOTICE}"] if repaired else []
+    notices = [
+        f"without {group}: {why}; lost with it: "
+        f"{stack.profiles[context.options.profile].optional[group].reason}"
+        for group, why in without.items()
+    ]
+    notices += [f"{', '.join(repaired)}: {NOTICE}"] if repaired else []
     if overlay and gpu_check.verdict != "passed":
         notices.append(f"the binaries are upstream's own; {gpu_check.detail}")
     return Manifest(
@@ -144,11 +166,21 @@ def describe(
             provider_reason=source["reason"],
             sdist_sha256=stack.vllm.sdist_sha256,
         ),
+        sources={
+            name: SourceEntry(
+                ref=stack.sources[name].ref, provider=source["provider"], digest=source["digest"]
+            )
+            for name, source in results.get("sources", {}).get("sources", {}).items()
+        },
         patches=patch_entries(context, results),
         patched_commit=overlay["commit"] if overlay else patch["commit"],
         lock_sha256={family.name: context.memory.sha256(family)},
         components=ComponentEntry(
-            built=built, left_out=left_out, gpu=gpu, contents=overlay["contents"] if overlay else {}
+            built=built,
+            left_out=left_out,
+            without=without,
+            gpu=gpu,
+            contents=overlay["contents"] if overlay else {},
         ),
         tools=tools(results),
         wheels=tuple(wheels),

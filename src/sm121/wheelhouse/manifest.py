@@ -75,12 +75,23 @@ class ContentEntry(Entry):
     bytes: int
 
 
+class SourceEntry(Entry):
+    """A third-party source: what it was pinned at, who provided it, and the digests that were
+    found (none pinned: none)."""
+
+    ref: str
+    provider: str
+    digest: dict[str, str]
+
+
 class ComponentEntry(Entry):
-    """built: what is in. left_out: name and reason; nothing is left out in silence. contents,
-    of an overlay: all that the release's wheel holds, by component."""
+    """built: what is in. left_out: name and reason; nothing is left out in silence. without:
+    optional parts of the profile that are not in, by name, and why. contents, of an overlay: all
+    that the release's wheel holds, by component."""
 
     built: tuple[str, ...]
     left_out: dict[str, str]
+    without: dict[str, str] = {}
     gpu: tuple[GpuEntry, ...] = ()
     contents: dict[str, ContentEntry] = {}
 
@@ -165,6 +176,7 @@ class Manifest(Entry):
     notices: tuple[str, ...]
     arch: str
     base: Base
+    sources: dict[str, SourceEntry] = {}
     patches: tuple[PatchEntry, ...]
     patched_commit: str
     lock_sha256: dict[str, Sha256]

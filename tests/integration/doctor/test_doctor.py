@@ -20,7 +20,8 @@ from sm121.doctor.machine import Machine
 from sm121.doctor.model import SCHEMA_FILE, Check
 from sm121.doctor.tools import check_nvcc
 from support.environments import snapshot
-from support.stacks import minimal
+from support.gits import Work
+from support.stacks import minimal, write_stack
 from support.upstream import make_checkout
 
 
@@ -282,3 +283,39 @@ def test_report_has_what_is_needed_and_nothing_secret(
     )
     assert json.loads(texts["sm121-report/state.json"])["url"] == "https://***@index.example/"
     assert "UV_DEFAULT_INDEX=https://***@index.example/simple" in texts["sm121-report/environment.txt"]  # fmt: skip
+
+
+@pytest.fixture
+def with_source(doctor: Doctor, tmp_path: Path) -> tuple[Doctor, Work]:
+    """A profile that needs a source, which no wheel has and whose remote can't be reached."""
+    work = Work.init(tmp_path / "cutlass.git")
+    data = minimal()
+    source = data["sources"]["cutlass"]
+    source |= {"git": "http://127.0.0.1:9/x.git", "commit": work.commit({"include/a.h": "a"})}
+    del source["wheels"]
+    data["profiles"]["smoke"]["sources"] = ["cutlass"]
+    write_stack(doctor.root / "pins", data)
+    return doctor, work
+
+
+def sources_of(doctor: Doctor, *argv: str) -> dict[str, Any]:
+    file = doctor.root.parent / "doctor.json"
+    doctor.run(f"--json={file}", *argv, code=1)
+    (check,) = (c for c in json.loads(file.read_text())["checks"] if c["name"] == "sources")
+    return dict(check)
+
+
+def test_source_that_cannot_be_had_is_a_fault_before_the_build(
+    with_source: tuple[Doctor, Work],
+) -> None:
+    doctor, work = with_source
+    unreachable = sources_of(doctor)
+    assert unreachable["build"] == "fault"
+    assert unreachable["found"] == "nowhere that can be reached: cutlass"
+    assert "127.0.0.1" in unreachable["cause"]
+    assert "--clone" in unreachable["remedy"]
+    assert "--offline" in sources_of(doctor, "--offline")["cause"]
+    before = snapshot(work.path)
+    there = sources_of(doctor, "--offline", f"--clone={work.path}")
+    assert (there["build"], there["found"]) == ("ok", "in clones: cutlass")
+    assert snapshot(work.path) == before

@@ -17,7 +17,7 @@ from make import elf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sm121.compile.wheel import component_path, metadata_faults
+from sm121.compile.wheel import component_paths, metadata_faults
 from sm121.context import Context, Options
 from sm121.files import HashMemory
 from sm121.layout import Layout
@@ -84,8 +84,8 @@ def _release(folder: Path, stack: Stack, tree: Path) -> Path:
         for path in (tree / "vllm").rglob("*") if path.is_file()
     }  # fmt: skip
     for name in stack.profiles["overlay"].components:
-        path = component_path(name)
-        files[path] = "" if path.endswith(".py") else elf(needed=["libcuda.so.1"])
+        for path in component_paths(name, python="3.12", machine="aarch64"):
+            files[path] = "" if path.endswith(".py") else elf(needed=["libcuda.so.1"])
     asked = listed_requirements({n: (tree / n).read_text() for n in REQUIREMENT_FILES})
     kept = [r for r in asked if not r.startswith("flashinfer-cubin")]
     tag = NAME.split("-", 2)[2].removesuffix(".whl")
