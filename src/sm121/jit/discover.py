@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from sm121.jit.imports import Module, dotted, read_tree
+from sm121.jit.libraries import library_calls
 
 Family = Literal["triton", "cutedsl", "tilelang", "flashinfer", "deepgemm"]
 # What is written before a kernel, by family.
@@ -59,11 +60,10 @@ def discover(
     """
     walk = _Walk(read_tree(root, top), tuple(avoid))
     walk.run(package)
-    kernels = {
-        kernel.name: kernel
-        for module, name in walk.seen
-        for kernel in walk.kernels(root, module, name)
-    }
+    kernels: dict[str, Kernel] = {}
+    for module, name in walk.seen:
+        for kernel in (*walk.kernels(root, module, name), *walk.calls(root, module, name)):
+            kernels.setdefault(kernel.name, kernel)
     helpers = walk.helpers(set(kernels))
     return sorted(
         Kernel(
@@ -177,6 +177,19 @@ class _Walk:
                         line=node.lineno if method else part.lineno,
                         via=self._way(module, name),
                     )
+
+    def calls(self, root: Path, module: str, name: str) -> Iterator[Kernel]:
+        """The library functions that one definition names."""
+        here = self.modules[module]
+        for node in here.definitions[name]:
+            for family, function, line in library_calls(here, node):
+                yield Kernel(
+                    family=family,
+                    name=function,
+                    file=str(here.path.relative_to(root)),
+                    line=line,
+                    via=(f"{module}:{name}", *self._way(module, name)),
+                )
 
     def _way(self, module: str, name: str) -> tuple[str, ...]:
         way: list[str] = []

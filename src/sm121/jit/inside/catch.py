@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import inspect
 import io
+import os
 import re
 import sys
 import time
@@ -203,3 +204,83 @@ def catch_tilelang(report: Report, outputs: Outputs) -> None:
         return None
 
     JITImpl.__call__ = call
+
+
+def catch_deepgemm(report: Report, outputs: Outputs, folder: Path) -> None:
+    """DeepGEMM: vLLM's wrappers; its own host library makes the source and runs nvcc, gb10.c
+    stands for the driver. One record per kernel that a wrapper launches."""
+    import vllm.utils.deep_gemm as deep_gemm
+
+    launches, said = folder / "launches", folder / "said"
+    os.environ["GB10_LAUNCHES"] = str(launches)
+    known: set[str] = set()
+
+    def wrapped(name: str, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            record: dict[str, Any] = {
+                "family": "deepgemm", "kernel": f"vllm.utils.deep_gemm:{name}", "variant": {},
+            }  # fmt: skip
+            launches.write_text("")
+            started = time.monotonic()
+            result, error = None, ""
+            with _descriptors(said):
+                try:
+                    result = original(*args, **kwargs)
+                except Exception as problem:
+                    error = f"{type(problem).__name__}: {problem}"
+            seconds = round(time.monotonic() - started, 3)
+            told = said.read_text(errors="replace")
+            if error:
+                report({**record, "error": f"{error}\n{told}", "ptxas": told, "seconds": seconds})
+                raise DeepGemmFailed(name)
+            lines = [line.split(" ", 2) for line in launches.read_text().splitlines()]
+            new = [line for line in lines if line[2] not in known]
+            for threads, shared, cubin in lines:
+                program = Path(cubin).parent.name.split(".")[1]
+                fresh = cubin not in known
+                known.add(cubin)
+                report({
+                    **record, "variant": {"program": program, **_template(Path(cubin))},
+                    "threads": int(threads), "dynamic_shared": int(shared), "ptxas": told if fresh else "",
+                    "cubin": outputs.put(Path(cubin).read_bytes(), ".cubin"),
+                    "target": _target_of(told) or "sm_120f",
+                    "seconds": round(seconds / len(new), 3) if fresh else 0.0,
+                })  # fmt: skip
+            return result
+
+        return call
+
+    for name in vars(deep_gemm).copy():
+        original = getattr(deep_gemm, name)
+        if inspect.isfunction(original) and "_impl(" in inspect.getsource(original):
+            setattr(deep_gemm, name, wrapped(name, original))
+
+
+class DeepGemmFailed(Exception):
+    """A wrapper failed; that is reported already."""
+
+
+def _template(cubin: Path) -> dict[str, str]:
+    """The template arguments of the generated source: what makes one kernel another."""
+    text = (cubin.parent / "kernel.cu").read_text()
+    found = re.search(r"_impl<(.*?)>\s*\);", text, re.DOTALL)
+    return {"arguments": " ".join(found[1].split())} if found else {}
+
+
+def _target_of(told: str) -> str:
+    found = re.search(r"for '(sm_\w+)'", told)
+    return found[1] if found else ""
+
+
+@contextlib.contextmanager
+def _descriptors(path: Path) -> Iterator[None]:
+    """Let what C++ and its children print go to a file."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with path.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)

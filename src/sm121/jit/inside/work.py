@@ -2,7 +2,8 @@
 
     python work.py JOB.json
 
-JOB.json: tree (folder that holds vllm/), mode ('cutedsl' or 'fallback'), recipes (names),
+JOB.json: tree (folder that holds vllm/), mode ('cutedsl', 'fallback' or
+'deepgemm'), recipes (names),
 shapes, out (file the lines are appended to), cubins (folder), seconds (for one recipe).
 Events: {"begin": recipe}, a record of catch.py with "recipe", {"end": recipe, "error": ...}.
 A recipe that does not end in time ends the process with its stack: the parent goes on behind it.
@@ -38,6 +39,9 @@ def main(job_file: str) -> int:
     os.environ.update(
         CUTE_DSL_KEEP_CUBIN="1", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_DUMP_DIR=str(dump),
         CUTE_DSL_CACHE_DIR=str(dump), CUTE_DSL_NO_CACHE="1",
+        DG_JIT_CACHE_DIR=str(cubins / "deepgemm"), DG_JIT_USE_NVRTC="0", DG_JIT_PTXAS_VERBOSE="1",
+        # Else its host library asks for device memory when it begins.
+        DG_USE_PYTORCH_CUBLASLT_HANDLE="1", DG_USE_TEMP_CUBLASLT_WORKSPACE="1",
         TRITON_CACHE_DIR=str(cubins / "triton"), TILELANG_DISABLE_CACHE="1",
         TILELANG_CACHE_DIR=str(cubins / "tilelang"), TILELANG_PRINT_ON_COMPILATION="0",
         VLLM_DISABLE_CUTEDSL="1" if job["mode"] == "fallback" else "0",
@@ -67,6 +71,8 @@ def main(job_file: str) -> int:
         def report(record: dict[str, Any]) -> None:
             tell({**current, "mode": job["mode"], **record})
 
+        if job["mode"] == "deepgemm":
+            catch.catch_deepgemm(report, outputs, dump)
         catch.catch_triton(report, outputs)
         if job["mode"] == "cutedsl":
             catch.catch_cutedsl(report, outputs, dump)
