@@ -46,7 +46,7 @@ def build(session: nox.Session) -> None:
     """Everything from pins to a wheelhouse; skips what is up to date.
 
     Options: --profile NAME, --stack NAME, --target linux-aarch64|linux-x86_64, --arch,
-    --jobs N, --offline, --wheelhouse DIR, --with-deps, --dry-run.
+    --jobs N, --offline, --wheelhouse DIR, --with-deps, --jit-cache [none|listed|all], --dry-run.
     """
     verb(session, "build")
 

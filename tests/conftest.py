@@ -96,6 +96,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stack", metavar="NAME", choices=stack_names(ROOT / "pins"),
         help="only this stack of pins/; its real builds too (default: the builds of pins/default)",
     )  # fmt: skip
+    parser.addoption(
+        "--jit-cache-listed", action="store_true",
+        help="test_jit_cache.py compiles the modules that the stack lists (minutes), not the smallest",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

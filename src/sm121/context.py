@@ -11,7 +11,7 @@ from sm121.errors import UsageFault
 from sm121.files import HashMemory
 from sm121.layout import Layout
 from sm121.lock.pylock import Target
-from sm121.pins.model import ProfilePin, Stack, TargetName
+from sm121.pins.model import JitModule, ProfilePin, Stack, TargetName
 from sm121.ui import Ui
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -19,7 +19,9 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """The user's choices. jobs None: decided by cores and memory."""
+    """The user's choices. jobs None: decided by cores and memory. jit_cache: FlashInfer's modules
+    ahead of time; 'none', 'listed' (those of the pins), 'all' (what the pins leave out too); None:
+    as the profile says."""
 
     profile: str = "smoke"
     target: TargetName = "linux-aarch64"
@@ -27,6 +29,7 @@ class Options:
     jobs: int | None = None
     offline: bool = False
     with_deps: bool = False
+    jit_cache: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,15 @@ class Context:
         pin = self.stack.targets[self.options.target]
         return Target.make(self.options.target, python=pin.pythons[0], glibc=pin.glibc)
 
+    @property
+    def jit_modules(self) -> dict[str, JitModule]:
+        """FlashInfer's modules that are compiled ahead of time in this build; may be none."""
+        pin = self.stack.jit_cache
+        wanted = self.options.jit_cache or ("listed" if self.profile.jit_cache else "none")
+        if pin is None or wanted == "none":
+            return {}
+        return pin.modules | (pin.left_out if wanted == "all" else {})
+
     def log(self, stage: str) -> Path:
         return self.layout.log / f"{stage}.log"
 
@@ -85,6 +97,12 @@ def validate_options(stack: Stack, options: Options) -> None:
             if f"{bare}a" in stack.cuda.accepted_archs and bare == options.arch
             else "stack.toml, cuda.accepted-archs, lists what was tried",
             remedy=f"Use --arch {stack.cuda.arch} (the default).",
+        )
+    if options.jit_cache not in (None, "none") and stack.jit_cache is None:
+        raise UsageFault(
+            f"--jit-cache {options.jit_cache}: this stack lists no FlashInfer modules.",
+            cause="its stack.toml has no [jit-cache]",
+            remedy="Leave --jit-cache out.",
         )
     if options.jobs is not None and options.jobs < 1:
         raise UsageFault(f"--jobs {options.jobs}: at least 1 is needed.")

@@ -20,6 +20,7 @@ def all_stages(context: Context) -> list[Stage]:
     """The stages of a build, in the order in which data flows; only those with work to do."""
     from sm121.abi.stage import VerifyStage
     from sm121.compile.stage import CompileStage
+    from sm121.jitcache.stage import JitCacheStage
     from sm121.overlay.stage import OverlayStage
     from sm121.patches.stage import PatchStage
     from sm121.repair.stage import RepairStage
@@ -27,9 +28,11 @@ def all_stages(context: Context) -> list[Stage]:
     from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
     from sm121.wheelhouse.stage import WheelhouseStage
 
-    making: list[Stage] = [EnvironmentStage(), ToolkitStage(), CompileStage()]
+    tools: list[Stage] = [EnvironmentStage(), ToolkitStage()]
+    modules: list[Stage] = [JitCacheStage()] if context.jit_modules else []
+    making: list[Stage] = [*tools, CompileStage(), *modules]
     if context.options.profile == OVERLAY:
-        making = [OverlayStage()]
+        making = [OverlayStage(), *(tools if modules else []), *modules]
     return [
         SourceStage(),
         PatchStage(),
@@ -78,7 +81,8 @@ def run_stages(
     for stage in stages:
         if stage.name == "overlay":
             for name, why in NOT_FOR_OVERLAY.items():
-                context.ui.stage(name, "skip", why)
+                if name not in {other.name for other in stages}:
+                    context.ui.stage(name, "skip", why)
         key = stage.key(context)
         record = state.records.get(key)
         if dry_run and pending:

@@ -13,7 +13,7 @@ from sm121.abi.gpu import runs, verdict
 from sm121.abi.policy.model import GpuExempt
 from sm121.abi.report import ComponentRow, Finding
 
-_VLLM = "vllm"
+_VLLM, _JIT_CACHE = "vllm", "flashinfer-jit-cache"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,8 @@ def _judge(context: Context, one: _Found) -> tuple[ComponentRow, list[Finding]]:
     containers = one.binary.containers if one.binary else ()
     counts = Counter(verdict(c, gpu) for c in containers)
     archs = Counter(str(code) for c in containers for code in c.codes)
-    required = one.name in context.expected.built
+    # Compiled by us for this GPU alone, as a component that the profile lists.
+    required = one.name in context.expected.built or one.wheel.distribution == _JIT_CACHE
     left_out = one.name in (context.expected.left_out or {})
     spec = context.policy.components.get(one.name)
     out: list[Finding] = []

@@ -25,12 +25,12 @@ from sm121.files import HashMemory
 from sm121.layout import Layout
 from sm121.lock.pylock import Target
 from sm121.patches.series import load_series
-from sm121.pins.model import Stack
+from sm121.pins.model import TVM_FFI, Stack
 from sm121.rules.model import load_rules
 from sm121.ui import Ui
 from sm121.wheelhouse.manifest import Manifest
 
-_OURS = "vllm"
+_OURS, _JIT_CACHE = "vllm", "flashinfer-jit-cache"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +97,15 @@ def _surroundings(job: Job, manifest: Manifest | None, paths: Sequence[Path]) ->
     if job.env or (manifest and manifest.complete) or not paths:
         return Surroundings(paths=())
     have = _distributions(paths)
-    if have == {_OURS}:
-        return job.locked().around_torch(besides=have)
+    if have <= {_OURS, _JIT_CACHE}:
+        torch = job.locked().around_torch(besides=have)
+        if _JIT_CACHE not in have:
+            return torch
+        ffi = job.locked().around(TVM_FFI.__eq__)
+        return Surroundings(
+            paths=torch.paths + ffi.paths, lacking=torch.lacking + ffi.lacking,
+            instead=torch.instead + ffi.instead,
+        )  # fmt: skip
     return job.locked().around(lambda _name: True, besides=have)
 
 

@@ -8,6 +8,7 @@ import time
 from sm121.commands.check import check_context, check_series
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
+from sm121.jitcache.wheel import DISTRIBUTION as JIT_CACHE
 from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 from sm121.state import State, exclusive
@@ -120,7 +121,7 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
         if context.options.profile == OVERLAY
         else f"compile/{context.key}-{context.options.profile}"
     )
-    made = records.get(stage)
+    made = {"vllm": records.get(stage), JIT_CACHE: records.get(f"jit-cache/{context.key}")}
     ui.say()
     ui.table(
         ("wheel", "size", "made in", "sha256"),
@@ -128,8 +129,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
             (
                 wheel.filename,
                 human_bytes(wheel.size),
-                human_seconds(made.seconds)
-                if made and wheel.origin in ("built", "overlay")
+                human_seconds(record.seconds)
+                if (record := made.get(wheel.distribution)) and wheel.origin in ("built", "overlay")
                 else "-",
                 wheel.sha256,
             )
@@ -147,6 +148,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
     what = "upstream's: " if context.options.profile == OVERLAY else "built:    "
     ui.say(f"  {what}{', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
+    if (jit := manifest.jit_cache) and jit.at_first_use:
+        ui.say(f"  FlashInfer compiles on the node, if used: {', '.join(jit.at_first_use)}")
     for check in manifest.checks:
         if check.verdict != "passed":
             ui.note(f"check {check.name}: {check.verdict}: {check.detail}")

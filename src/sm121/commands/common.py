@@ -60,6 +60,11 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         "--with-deps", action="store_true",
         help="fill the wheelhouse with every wheel of the lock, repaired where need be",
     )  # fmt: skip
+    parser.add_argument(
+        "--jit-cache", nargs="?", const="listed", choices=("none", "listed", "all"),
+        help="FlashInfer's modules ahead of time: those of the pins, or what they leave out too "
+        "(default: listed in profiles kernels and full; docs/jit-cache.md)",
+    )  # fmt: skip
 
 
 def layout_of(arguments: argparse.Namespace) -> Layout:
@@ -80,6 +85,7 @@ def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
         jobs=getattr(arguments, "jobs", None),
         offline=getattr(arguments, "offline", False),
         with_deps=getattr(arguments, "with_deps", False),
+        jit_cache=getattr(arguments, "jit_cache", None),
     )
     validate_options(stack, options)
     return Context(

@@ -164,7 +164,7 @@ def build_environment(
     path = [
         str(tools.environment / "bin"),
         str(tools.cuda / "bin"),
-        *_system_path(os.environ.get("PATH", "")),
+        *system_path(os.environ.get("PATH", "")),
     ]
     home.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -193,8 +193,21 @@ def build_environment(
         # sccache compiles in a server of its own, outside of our memory budget and of what is
         # ended when a build is killed.
         "VLLM_DISABLE_SCCACHE": "1",
-        # A compiler cache serves every checkout (ccache manual, "Compiling in different
-        # directories"): sources, torch's and CUDA's headers are all below the build folder.
+        **cache_environment(ccache_dir, cache_base, replaced),
+    }
+    environment.update({name: str(folder) for name, folder in sources.items()})
+    return environment
+
+
+def cache_environment(
+    ccache_dir: Path, cache_base: Path, replaced: Collection[str]
+) -> dict[str, str]:
+    """ccache's part of an environment: see build_environment.
+
+    A compiler cache serves every checkout (ccache manual, "Compiling in different
+    directories"): sources, torch's and CUDA's headers are all below the build folder.
+    """
+    return {
         "CCACHE_DIR": str(ccache_dir),
         "CCACHE_BASEDIR": str(cache_base),
         "CCACHE_NOHASHDIR": "1",
@@ -202,13 +215,11 @@ def build_environment(
         # The output has only what the paths are replaced by, so that goes into the key instead.
         "CCACHE_IGNOREOPTIONS": f"{NVCC_PREFIX_MAP}*",
         "CCACHE_NAMESPACE": f"sm121-{sha256_text(*sorted(replaced))[:16]}",
+        **{name: os.environ[name] for name in _USERS if os.environ.get(name)},
     }
-    environment.update({name: str(folder) for name, folder in sources.items()})
-    environment.update({name: os.environ[name] for name in _USERS if os.environ.get(name)})
-    return environment
 
 
-def _system_path(path: str) -> list[str]:
+def system_path(path: str) -> list[str]:
     """The user's PATH, and the system's folders if they are not on it: a non-interactive ssh
     may have none worth the name."""
     kept = [folder for folder in path.split(os.pathsep) if folder]

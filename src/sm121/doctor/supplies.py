@@ -10,6 +10,7 @@ from sm121.errors import Sm121Error
 from sm121.fetch import Cache
 from sm121.index import locate
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
+from sm121.pins.model import FLASHINFER, TVM_FFI
 from sm121.source.vllm import sdist_file
 from sm121.toolkit.stage import host_interpreter, of_toolkit
 
@@ -69,6 +70,9 @@ def missing_files(machine: Machine) -> tuple[int, list[LockedFile]]:
         files += _locked(machine, here, "host")
         if here.name != context.runtime.name:
             files += filter(of_toolkit, _locked(machine, context.runtime, "host"))
+        if pin := context.stack.jit_cache if context.jit_modules else None:
+            wanted = {FLASHINFER, TVM_FFI, *pin.imports}
+            files += [f for f in _locked(machine, here, "family") if f.distribution in wanted]
     elif context.stack.overlay and (
         wheel := context.stack.overlay.wheels.get(context.options.target)
     ):

@@ -210,17 +210,50 @@ class OverlayPin(Model):
     left_out: dict[str, str] = {}
 
 
+class JitModule(Model):
+    """A module that FlashInfer compiles when it is first used (its JitSpec).
+
+    generator: 'package.module:function' in FlashInfer that gives the JitSpec; arguments: its
+    keyword arguments, where 'torch.NAME' stands for that of torch. functions: what FlashInfer
+    calls in it. reason: what for; source: where that was read.
+    """
+
+    generator: Annotated[str, Field(pattern=r"^flashinfer(\.\w+)*:gen_\w+$")]
+    arguments: dict[str, str | bool | int] = {}
+    functions: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: str
+    source: str
+
+
+class JitCachePin(Model):
+    """FlashInfer's modules that are compiled ahead of time, by the name of their JitSpec.
+
+    imports: what importing FlashInfer on the build host needs beside the host's lock; taken
+    from the family's. left_out: modules that a node compiles itself if it comes to use them.
+    """
+
+    imports: tuple[Distribution, ...]
+    memory_per_job_gib: Annotated[float, Field(gt=0)]
+    modules: Annotated[dict[str, JitModule], Field(min_length=1)]
+    left_out: dict[str, JitModule] = {}
+
+
+# FlashInfer, and what its modules are compiled against; members of the family.
+FLASHINFER, TVM_FFI = "flashinfer-python", "apache-tvm-ffi"
+
 # Its name is in the version of what it makes, and verify-abi's policy knows it there.
 OVERLAY = "overlay"
 
 
 class ProfilePin(Model):
-    """What a profile builds. memory_per_job_gib: for an object that was never measured."""
+    """What a profile builds. memory_per_job_gib: for an object that was never measured.
+    jit_cache: FlashInfer's modules too, unless told otherwise."""
 
     summary: str
     components: Annotated[tuple[str, ...], Field(min_length=1)]
     memory_per_job_gib: Annotated[float, Field(gt=0)]
     sources: tuple[str, ...] = ()
+    jit_cache: bool = False
 
 
 class Stack(Model):
@@ -242,6 +275,7 @@ class Stack(Model):
     left_out: dict[str, str]
     profiles: dict[str, ProfilePin]
     overlay: OverlayPin | None = None
+    jit_cache: JitCachePin | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Stack:
@@ -272,4 +306,18 @@ class Stack(Model):
                 raise ValueError(f"left-out: no component is named {component!r}")
         if (OVERLAY in self.profiles) != (self.overlay is not None):
             raise ValueError("profiles.overlay and overlay.wheels: one needs the other")
+        self._consistent_jit_cache()
         return self
+
+    def _consistent_jit_cache(self) -> None:
+        pin = self.jit_cache
+        for name, profile in self.profiles.items():
+            if profile.jit_cache and pin is None:
+                raise ValueError(f"profiles.{name}.jit-cache: there is no [jit-cache]")
+        if pin is None:
+            return
+        for name in (FLASHINFER, TVM_FFI):
+            if name not in self.family:
+                raise ValueError(f"jit-cache: needs {name} in the family")
+        if both := sorted(set(pin.modules) & set(pin.left_out)):
+            raise ValueError(f"jit-cache.left-out: {', '.join(both)}: also in jit-cache.modules")

@@ -10,16 +10,19 @@ from packaging.utils import parse_wheel_filename
 
 from sm121.context import Context, Results
 from sm121.files import HashMemory
+from sm121.jitcache.stage import left_to_compile
 from sm121.lock.pylock import lock_path
 from sm121.patches.series import load_series
 from sm121.patches.stage import series_folder
-from sm121.pins.model import OVERLAY
+from sm121.pins.model import FLASHINFER, OVERLAY
 from sm121.repair.wheels import NOTICE
 from sm121.wheelhouse.gpu import judge_gpu
 from sm121.wheelhouse.manifest import (
     Base,
     Check,
     ComponentEntry,
+    JitCacheEntry,
+    JitModuleEntry,
     LibraryEntry,
     Manifest,
     OriginalEntry,
@@ -84,6 +87,25 @@ def patch_entries(context: Context, results: Results) -> tuple[PatchEntry, ...]:
     )
 
 
+def jit_cache_entry(context: Context, results: Results) -> JitCacheEntry | None:
+    """FlashInfer's modules ahead of time: those that are here, and those that are not."""
+    if context.stack.jit_cache is None:
+        return None
+    made = results.get("jit-cache", {"wheel": None, "modules": {}})
+    return JitCacheEntry(
+        wheel=made["wheel"],
+        flashinfer=context.stack.family[FLASHINFER].version,
+        modules={
+            name: JitModuleEntry(
+                **facts, reason=context.jit_modules[name].reason,
+                source=context.jit_modules[name].source,
+            )
+            for name, facts in made["modules"].items()
+        },
+        at_first_use=left_to_compile(context),
+    )  # fmt: skip
+
+
 def describe(
     context: Context, results: Results, ours: Path, wheels: Sequence[WheelEntry],
     checks: Sequence[Check],
@@ -130,6 +152,7 @@ def describe(
         ),
         tools=tools(results),
         wheels=tuple(wheels),
+        jit_cache=jit_cache_entry(context, results),
         checks=(
             Check(
                 name="wheel",

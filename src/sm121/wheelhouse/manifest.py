@@ -112,6 +112,30 @@ class WheelEntry(Entry):
     changes: tuple[str, ...] = ()
 
 
+class JitModuleEntry(Entry):
+    """A FlashInfer module that was compiled ahead of time. codes: number of objects by what GPU
+    code they hold; reason, source: of the pins."""
+
+    bytes: int
+    codes: dict[str, int]
+    needed: tuple[str, ...]
+    reason: str
+    source: str
+
+
+class JitCacheEntry(Entry):
+    """FlashInfer's modules ahead of time. wheel: its file name, null if this build has none.
+
+    at_first_use: modules that FlashInfer compiles on the node if they come to be used, and why
+    they are not in the wheel.
+    """
+
+    wheel: str | None
+    flashinfer: str
+    modules: dict[str, JitModuleEntry]
+    at_first_use: dict[str, str]
+
+
 class Check(Entry):
     """A check and its verdict; `not run` has the reason in detail. `allowed`: it did not pass,
     and policy says why that may be."""
@@ -125,7 +149,8 @@ class Manifest(Entry):
     """The whole of manifest.json.
 
     complete: holds every wheel of the lock, and so can be installed offline. notices: what a
-    person who copies or publishes the folder must know.
+    person who copies or publishes the folder must know. jit_cache: null if the stack lists no
+    modules for one.
     """
 
     schema_version: Literal[1]
@@ -145,6 +170,7 @@ class Manifest(Entry):
     components: ComponentEntry
     tools: dict[str, str]
     wheels: tuple[WheelEntry, ...]
+    jit_cache: JitCacheEntry | None = None
     checks: tuple[Check, ...]
 
 

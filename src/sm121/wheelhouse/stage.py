@@ -13,6 +13,7 @@ from sm121.compile.stage import CompileStage
 from sm121.context import Context, Results
 from sm121.errors import CheckFailed
 from sm121.files import fresh_directory, link_or_copy, sha256_text
+from sm121.jitcache.stage import JitCacheStage
 from sm121.lock.pylock import LockedFile, lock_path, make_lock, render_lock
 from sm121.repair.stage import RepairStage, family_files, fetch_family
 from sm121.rules.model import FILE as RULES
@@ -49,6 +50,12 @@ class WheelhouseStage:
             "policy of GPU code": context.memory.sha256(POLICY),
             "dependencies": "with" if context.options.with_deps else "without",
         }
+        if context.stack.jit_cache:
+            inputs["what is said of FlashInfer's modules"] = sha256_text(
+                context.stack.jit_cache.model_dump_json()
+            )
+        if "jit-cache" in results:
+            inputs["FlashInfer's modules"] = str(results["jit-cache"]["sha256"])
         if context.options.with_deps:
             inputs["repaired wheels"] = str(results["repair"]["fingerprint"])
             inputs["family rules"] = context.memory.sha256(context.layout.pins / RULES)
@@ -81,7 +88,7 @@ class WheelhouseStage:
                 original=OriginalEntry(**made["original"]) if "original" in made else None,
                 changes=tuple(made.get("changes", ())),
             )  # fmt: skip
-            entries, checks = [ours], [_NO_DEPENDENCIES]
+            entries, checks = [ours, *jit_cache(context, results, fresh)], [_NO_DEPENDENCIES]
             if context.options.with_deps:
                 entries += gather(context, results, fresh)
                 (fresh / PYLOCK).write_text(wheelhouse_lock(context, entries), encoding="utf-8")
@@ -112,6 +119,20 @@ _NO_DEPENDENCIES = Check(
     verdict="not run",
     detail="this wheelhouse holds vllm only; the family's wheels come with --with-deps",
 )
+
+
+def jit_cache(context: Context, results: Results, folder: Path) -> list[WheelEntry]:
+    """Put FlashInfer's modules into the folder, if this build has them."""
+    made = results.get("jit-cache")
+    if made is None:
+        return []
+    wheel = JitCacheStage().dist(context) / str(made["wheel"])
+    place(wheel, folder / wheel.name)
+    libraries = {
+        name: {"machine": context.runtime.machine, "needed": facts["needed"]}
+        for name, facts in made["modules"].items()
+    }
+    return [wheel_entry(folder / wheel.name, context.memory, origin="built", libraries=libraries)]
 
 
 def place(source: Path, destination: Path) -> None:
