@@ -35,6 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="only these recipes of jit.toml; the rest is not judged",
     )  # fmt: skip
     parser.add_argument(
+        "--arch", dest="jit_arch", metavar="X.Y", choices=("12.1a", "12.1", "12.0f"),
+        help="another target for what can be told one (FlashInfer, CuTeDSL): what needs the `a`?",
+    )  # fmt: skip
+    parser.add_argument(
         "--seconds", type=int, default=900, metavar="N",
         help="time for one recipe (default: %(default)s)",
     )  # fmt: skip
@@ -66,7 +70,7 @@ def _verified(context: Context, arguments: argparse.Namespace, ui: Ui) -> Report
 
     job = prepare(
         context, env=arguments.env, tree=arguments.tree, only=arguments.only,
-        seconds=arguments.seconds,
+        seconds=arguments.seconds, arch=arguments.jit_arch,
     )  # fmt: skip
     with ui.progress("verify-jit") as progress:
         report = verify(job, progress.update)

@@ -16,16 +16,19 @@ from typing import Any, Literal
 
 from sm121 import proc
 from sm121.files import remove_tree, write_atomic
+from sm121.toolkit.machine import find_compilers, host_machine
 
 INSIDE = Path(__file__).with_name("inside")
-Mode = Literal["cutedsl", "fallback"]
+Mode = Literal["triton", "cutedsl", "tilelang", "deepgemm", "flashinfer"]
 _IMPORTS = "imports"
+_CACHES = ("triton", "tilelang", "deepgemm", "flashinfer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
     """Where recipes run. tree: holds vllm/; python: the environment's; work: for cubins and logs;
-    seconds: for one recipe; toolkit: CUDA_HOME as a node has it."""
+    seconds: for one recipe; toolkit: CUDA_HOME as a node has it; modules:
+    FlashInfer's, by recipe; arch: e.g. '12.1a'."""
 
     tree: Path
     python: Path
@@ -34,6 +37,8 @@ class Bench:
     log: Path
     seconds: int
     shapes: Mapping[str, Any]
+    modules: Mapping[str, Any]
+    arch: str = "12.1a"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,13 +80,14 @@ def _child(
     facts = {
         "tree": str(bench.tree), "mode": mode, "recipes": list(names), "shapes": dict(bench.shapes),
         "out": str(out), "cubins": str(cubins), "seconds": bench.seconds,
+        "arch": bench.arch, "modules": {n: dict(m) for n, m in bench.modules.items()},
     }  # fmt: skip
     write_atomic(job, json.dumps(facts))
     finished = proc.run(
         [bench.python, "-W", "ignore", INSIDE / "work.py", job],
-        cwd=bench.work, env=environment(bench), log=bench.log, check=False, on_line=lambda line: None,
+        cwd=bench.work, env=environment(bench, mode), log=bench.log, check=False, on_line=lambda line: None,
     )  # fmt: skip
-    for leftover in (*cubins.glob("dump-*"), cubins / "triton", cubins / "tilelang"):
+    for leftover in (*cubins.glob("dump-*"), *(cubins / family for family in _CACHES)):
         remove_tree(leftover)
     ended: set[str] = set()
     begun = ""
@@ -122,26 +128,39 @@ def death(code: int, bench: Bench) -> str:
     return f"ended with status {code}\n{said}"
 
 
-def environment(bench: Bench) -> dict[str, str]:
+def environment(bench: Bench, mode: Mode) -> dict[str, str]:
     """A node's environment: nothing of the caller's that compilers or vLLM read."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(
-            (
-                "VLLM_",
-                "TRITON_",
-                "CUTE_DSL_",
-                "TILELANG_",
-                "FLASHINFER_",
-                "DG_",
-                "CUDA_",
-                "PYTHON",
-                "NVCC_",
-                "TVM_",
-            )
+            ("VLLM_", "TRITON_", "CUTE_DSL_", "TILELANG_", "FLASHINFER_", "DG_", "CUDA_", "PYTHON",
+             "NVCC_", "TVM_", "LD_")
         )
-    }
+    }  # fmt: skip
     kept["CUDA_HOME"] = str(bench.toolkit)
     kept["PATH"] = f"{bench.toolkit / 'bin'}:{bench.python.parent}:{kept.get('PATH', '')}"
+    if mode == "deepgemm":
+        stand_in = make_stand_in(bench)
+        kept["LD_PRELOAD"], kept["LD_LIBRARY_PATH"] = str(stand_in), str(stand_in.parent)
     return kept
+
+
+def make_stand_in(bench: Bench) -> Path:
+    """Compile gb10.c, as the library to preload and, beside it, as the driver's name.
+
+    Raises CompilerMissing or ToolFailed.
+    """
+    folder = bench.work / "gb10"
+    folder.mkdir(parents=True, exist_ok=True)
+    library, driver = folder / "libgb10.so", folder / "libcuda.so.1"
+    proc.run(
+        [
+            find_compilers(host_machine()).cc, "-shared", "-fPIC", "-O1",
+            f"-I{bench.toolkit / 'include'}", "-o", library, INSIDE / "gb10.c",
+        ],
+        log=bench.log,
+    )  # fmt: skip
+    driver.unlink(missing_ok=True)
+    driver.symlink_to(library.name)
+    return library

@@ -32,7 +32,7 @@ def _flashinfer(module: Module, node: ast.stmt) -> Iterator[tuple[Library, str, 
                 for alias in part.names:
                     yield "flashinfer", f"{owner}:{alias.name}", part.lineno
         elif isinstance(part, ast.Call) and dotted(part.func)[-1:] == ["_lazy_import_wrapper"]:
-            words = [a.value for a in part.args if isinstance(a, ast.Constant)]
+            words = [str(a.value) for a in part.args if isinstance(a, ast.Constant)]
             if len(words) >= 2:
                 yield "flashinfer", f"{words[0]}:{words[1]}", part.lineno
         elif isinstance(part, ast.Name):
@@ -51,7 +51,9 @@ def _deepgemm(module: Module, node: ast.stmt) -> Iterator[tuple[Library, str, in
         return
     if module.name == _DEEP_GEMM:
         used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        if node.name != "_lazy_init" and any(u.startswith("_") and u.endswith("_impl") for u in used):
+        if node.name != "_lazy_init" and any(
+            u.startswith("_") and u.endswith("_impl") for u in used
+        ):
             yield "deepgemm", f"{_DEEP_GEMM}:{node.name}", node.lineno
         return
     held = {

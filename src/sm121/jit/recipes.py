@@ -57,6 +57,7 @@ class Shapes(Model):
     requests: int
     positions: int
     mhc_tokens: tuple[int, ...]
+    gemm_tokens: tuple[int, ...]
 
 
 class Limits(Model):
@@ -94,13 +95,17 @@ class ReadingRule(Model):
 class Recipe(Model):
     """What a function of inside/calls.py must reach; see jit.toml."""
 
-    kernels: tuple[str, ...] = ()
-    cutedsl: tuple[str, ...] = ()
+    triton: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
+    cutedsl: tuple[str, ...] = ()
+    tilelang: tuple[str, ...] = ()
+    deepgemm: tuple[str, ...] = ()
+    flashinfer: tuple[str, ...] = ()
 
     def wanted(self, mode: str) -> tuple[str, ...]:
         """Kernels that a run in this mode must compile; () when there is nothing to run."""
-        return (*self.kernels, *self.cutedsl) if mode == "cutedsl" else self.fallback
+        more = self.fallback if mode == "triton" else ()
+        return (*getattr(self, mode), *more)
 
 
 class Recipes(Model):

@@ -22,7 +22,7 @@ FAULTS: tuple[Verdict, ...] = ("failed", "over-limit", "not-reached", "no-recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One compilation. target: as PTX or the command line says it; registers per thread; shared:
+    """One compilation. mode: the process it was made in; target: as PTX or the command line says it; registers per thread; shared:
     static and dynamic bytes per block as far as known; stack: bytes of local memory per thread;
     spills: bytes of spill stores and loads, -1 if the assembler was not asked; ptx_version: what
     the assembler must know."""

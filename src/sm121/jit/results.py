@@ -80,7 +80,9 @@ def code_identity() -> str:
 def walk_identity() -> str:
     """Digest of what finds kernels."""
     here = Path(__file__).parent
-    return sha256_text(*((here / name).read_text() for name in ("discover.py", "imports.py", "libraries.py")))
+    return sha256_text(
+        *((here / name).read_text() for name in ("discover.py", "imports.py", "libraries.py"))
+    )
 
 
 def environment_identity(site: Path) -> str:

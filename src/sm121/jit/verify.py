@@ -23,7 +23,7 @@ from sm121.jit.results import (
     walk_identity,
 )
 
-MODES: tuple[Mode, ...] = ("cutedsl", "fallback")
+MODES: tuple[Mode, ...] = ("triton", "cutedsl", "tilelang", "deepgemm", "flashinfer")
 # Distributions whose versions and files decide what a family does.
 COMPILERS: Mapping[str, tuple[str, ...]] = {
     "triton": ("triton",),
@@ -87,6 +87,7 @@ def _run(job: Job, progress: Callable[[str], None]) -> dict[tuple[str, str], Tol
     """What each recipe told in each mode, from memory where nothing that decides it changed."""
     inputs = {
         **job.inputs,
+        "modules": repr(sorted(job.bench.modules.items())),
         "inside": code_identity(),
         "shapes": job.recipes.shapes.model_dump_json(),
     }
@@ -131,7 +132,9 @@ def _row(job: Job, kernel: Kernel, told: Mapping[tuple[str, str], Told]) -> Row:
     records = [r for one in told.values() for r in one.records if r["kernel"] == kernel.name]
     claims = _claims(job.recipes.recipes, kernel.name)
     if records:
-        return _judged(job, base, records)
+        fallback = any(kernel.name in job.recipes.recipes[name].fallback for _, name in claims)
+        noted = replace(base, why="only with VLLM_DISABLE_CUTEDSL=1" if fallback else "")
+        return _judged(job, noted, records)
     if kernel.helper:
         return replace(
             base, verdict="helper", why="called by other kernels only, and compiled inside them"
@@ -145,6 +148,14 @@ def _row(job: Job, kernel: Kernel, told: Mapping[tuple[str, str], Told]) -> Row:
     errors = [told[claim].error for claim in claims if claim in told and told[claim].error]
     if errors:
         return _failed(job, base, errors[0])
+    modules = [name for mode, name in claims if mode == "flashinfer" and (mode, name) in told]
+    if modules:
+        first = job.recipes.recipes[modules[0]].flashinfer[0]
+        same = [r for r in told["flashinfer", modules[0]].records if r["kernel"] == first]
+        return replace(
+            _judged(job, base, same), variants=(), seconds=0.0,
+            why=f"in FlashInfer's module {modules[0]}, with {first}",
+        )  # fmt: skip
     ran = any(claim in told for claim in claims)
     return replace(
         base, verdict="not-reached" if ran else "not-run",

@@ -588,7 +588,11 @@ def gemm_indexer(s: Any) -> None:  # sparse_attn_indexer.py, mla/indexer.py
             kv = (cpu(torch.int8, 4096, dim // 2), cpu(i32_, 4096))
             width = dim // 2 + 4
         else:
-            q, kv, width = (cpu(E4M3, m, heads, dim), None), (cpu(E4M3, 4096, dim), cpu(f32_, 4096)), dim + 4
+            q, kv, width = (
+                (cpu(E4M3, m, heads, dim), None),
+                (cpu(E4M3, 4096, dim), cpu(f32_, 4096)),
+                dim + 4,
+            )
         fp8_fp4_mqa_logits(
             q, kv, cpu(f32_, m, heads), cpu(i32_, m), cpu(i32_, m), clean_logits=False
         )

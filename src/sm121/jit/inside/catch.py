@@ -263,7 +263,7 @@ class DeepGemmFailed(Exception):
 def _template(cubin: Path) -> dict[str, str]:
     """The template arguments of the generated source: what makes one kernel another."""
     text = (cubin.parent / "kernel.cu").read_text()
-    found = re.search(r"_impl<(.*?)>\s*\);", text, re.DOTALL)
+    found = re.search(r"&\s*\w+<(.*?)>\s*\)", text, re.DOTALL)
     return {"arguments": " ".join(found[1].split())} if found else {}
 
 

@@ -22,9 +22,9 @@ PROPERTIES = {
 }  # fmt: skip
 
 
-def environment() -> None:
-    """Set what must be set before torch, Triton, CuTeDSL and vLLM are imported."""
-    os.environ["CUTE_DSL_ARCH"] = "sm_121a"
+def environment(arch: str) -> None:
+    """Set what must be set before torch, Triton, CuTeDSL and vLLM are imported. arch: '12.1a'."""
+    os.environ["CUTE_DSL_ARCH"] = "sm_" + arch.replace(".", "")
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"
     os.environ["VLLM_USE_DEEP_GEMM"] = "1"

@@ -2,9 +2,9 @@
 
     python work.py JOB.json
 
-JOB.json: tree (folder that holds vllm/), mode ('cutedsl', 'fallback' or
-'deepgemm'), recipes (names),
-shapes, out (file the lines are appended to), cubins (folder), seconds (for one recipe).
+JOB.json: tree (folder that holds vllm/), mode (a family), recipes (names), shapes, out (file that
+the lines are appended to), cubins (folder), seconds (for one recipe), arch ('12.1a'), modules
+(FlashInfer's, by recipe).
 Events: {"begin": recipe}, a record of catch.py with "recipe", {"end": recipe, "error": ...}.
 A recipe that does not end in time ends the process with its stack: the parent goes on behind it.
 """
@@ -39,12 +39,14 @@ def main(job_file: str) -> int:
     os.environ.update(
         CUTE_DSL_KEEP_CUBIN="1", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_DUMP_DIR=str(dump),
         CUTE_DSL_CACHE_DIR=str(dump), CUTE_DSL_NO_CACHE="1",
-        DG_JIT_CACHE_DIR=str(cubins / "deepgemm"), DG_JIT_USE_NVRTC="0", DG_JIT_PTXAS_VERBOSE="1",
+        FLASHINFER_CUDA_ARCH_LIST=job["arch"], FLASHINFER_WORKSPACE_BASE=str(cubins / "flashinfer"),
+        FLASHINFER_LOGGING_LEVEL="warning", DG_JIT_CACHE_DIR=str(cubins / "deepgemm"), DG_JIT_USE_NVRTC="0", DG_JIT_PTXAS_VERBOSE="1",
         # Else its host library asks for device memory when it begins.
         DG_USE_PYTORCH_CUBLASLT_HANDLE="1", DG_USE_TEMP_CUBLASLT_WORKSPACE="1",
         TRITON_CACHE_DIR=str(cubins / "triton"), TILELANG_DISABLE_CACHE="1",
         TILELANG_CACHE_DIR=str(cubins / "tilelang"), TILELANG_PRINT_ON_COMPILATION="0",
-        VLLM_DISABLE_CUTEDSL="1" if job["mode"] == "fallback" else "0",
+        # Triton's process does without: what is common is the same, and fallbacks are reached.
+        VLLM_DISABLE_CUTEDSL="1" if job["mode"] == "triton" else "0",
     )  # fmt: skip
 
     out = Path(job["out"])
@@ -58,7 +60,7 @@ def main(job_file: str) -> int:
     faulthandler.dump_traceback_later(job["seconds"], exit=True)
     try:
         pretend = importlib.import_module("pretend")
-        pretend.environment()
+        pretend.environment(job["arch"])
         pretend.gb10()
         pretend.platform()
         bare_package("vllm.models.deepseek_v4", tree)
@@ -71,13 +73,25 @@ def main(job_file: str) -> int:
         def report(record: dict[str, Any]) -> None:
             tell({**current, "mode": job["mode"], **record})
 
-        if job["mode"] == "deepgemm":
+        mode = job["mode"]
+        if mode == "deepgemm":
             catch.catch_deepgemm(report, outputs, dump)
+        # TileLang's import may abort, CuTeDSL's may crash: each in its own process.
         catch.catch_triton(report, outputs)
-        if job["mode"] == "cutedsl":
+        if mode == "cutedsl":
             catch.catch_cutedsl(report, outputs, dump)
-        catch.catch_tilelang(report, outputs)
+        if mode == "tilelang":
+            catch.catch_tilelang(report, outputs)
+        run = calls.RECIPES
         shapes = calls.Shapes(**job["shapes"])
+        if job["mode"] == "flashinfer":
+            modules = importlib.import_module("modules")
+            run = {
+                name: lambda shapes, module=module: modules.compile_module(
+                    module, module["kernel"], report, outputs
+                )
+                for name, module in job["modules"].items()
+            }
     except BaseException as error:
         tell(
             {
@@ -94,7 +108,7 @@ def main(job_file: str) -> int:
         faulthandler.dump_traceback_later(job["seconds"], exit=True)
         said, trace = "", ""
         try:
-            calls.RECIPES[name](shapes)
+            run[name](shapes)
         except BaseException as problem:
             said, trace = f"{type(problem).__name__}: {problem}", traceback.format_exc()
         tell({"end": name, "error": said, "trace": trace})
