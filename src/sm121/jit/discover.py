@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from sm121.jit.imports import Module, dotted, read_tree
-from sm121.jit.libraries import library_calls
+from sm121.jit.libraries import library_calls, may_call
 
 Family = Literal["triton", "cutedsl", "tilelang", "flashinfer", "deepgemm"]
 # What is written before a kernel, by family.
@@ -166,6 +166,8 @@ class _Walk:
     def kernels(self, root: Path, module: str, name: str) -> Iterator[Kernel]:
         """The kernels in one definition, decorated functions at any depth."""
         here = self.modules[module]
+        if not any(decorator in here.text for decorator in _DECORATORS):
+            return
         for node in here.definitions[name]:
             for part in ast.walk(node):
                 if isinstance(part, ast.FunctionDef) and (family := _family(part)):
@@ -181,6 +183,8 @@ class _Walk:
     def calls(self, root: Path, module: str, name: str) -> Iterator[Kernel]:
         """The library functions that one definition names."""
         here = self.modules[module]
+        if not may_call(here):
+            return
         for node in here.definitions[name]:
             for family, function, line in library_calls(here, node):
                 yield Kernel(
@@ -203,7 +207,15 @@ class _Walk:
         """Of the kernels, those that nothing but kernels' bodies names."""
         inside: set[str] = set()
         outside: set[str] = set()
+        words = {name.rpartition(":")[2] for name in names}
+        relevant = {
+            module
+            for module in {module for module, _ in self.seen}
+            if any(word in self.modules[module].text for word in words)
+        }
         for module, name in self.seen:
+            if module not in relevant:
+                continue
             here = self.modules[module]
             for node in here.definitions[name]:
                 for part, in_kernel in _parts(node):

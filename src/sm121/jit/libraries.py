@@ -18,6 +18,11 @@ Library = Literal["flashinfer", "deepgemm"]
 _DEEP_GEMM = "vllm.utils.deep_gemm"
 
 
+def may_call(module: Module) -> bool:
+    """Is either library named at all? (Most modules name none; looking closer takes time.)"""
+    return module.name == _DEEP_GEMM or "flashinfer" in module.text or "deep_gemm" in module.text
+
+
 def library_calls(module: Module, node: ast.stmt) -> Iterator[tuple[Library, str, int]]:
     """(family, 'module:function', line) of each library function that a definition names."""
     yield from _flashinfer(module, node)
