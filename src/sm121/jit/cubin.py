@@ -4,7 +4,9 @@ A cubin is a 64-bit ELF file for machine 190. The attributes are not published; 
 measured on what ptxas 13.0 makes, against its own `-v` (tests/unit/jit/test_cubin.py has such
 files): `.nv.info` holds entries u8 format, u8 attribute, u16 size, of format 4 with u32
 payloads [symbol index, value]: 0x2f registers, 0x11 bytes of stack frame; `.nv.info.<kernel>` has the block's
-threads as three u32 (0x10 required, 0x05 at most). `.nv.shared.<kernel>` has the size of static shared memory and no content. The SM is
+threads as three u32 (0x10 required, 0x05 at most). `.nv.shared.<kernel>` has the size of static
+shared memory and no content; from sm_90 on that counts the 1,024 bytes of a block that the
+system keeps, which are no part of what a block may have. The SM is
 in bits 8 to 15 of e_flags (cubins of ABI 8 on), else in the low byte; it does not tell sm_121
 from sm_121a: PTX and command lines do.
 """
@@ -21,6 +23,7 @@ _MACHINE = 190
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _REGISTERS, _FRAME, _REQUIRED, _AT_MOST = 0x2F, 0x11, 0x10, 0x05
+_SYSTEM = 1024
 _SHT_SYMTAB, _STT_FUNC, _SIZED = 2, 2, 4
 
 
@@ -79,18 +82,19 @@ def read_cubin(data: bytes) -> Cubin:
         elif name.startswith(".nv.shared."):
             shared[name.removeprefix(".nv.shared.")] = section[5]
     values = _attributes(info, symbols)
+    sm = (flags >> 8) & 0xFF if abi >= 8 else flags & 0xFF
+    kept = _SYSTEM if sm >= 90 else 0
     kernels = tuple(
         Code(
             name=name,
             registers=facts[_REGISTERS],
             threads=threads.get(name, 0),
-            shared=shared.get(name, 0),
+            shared=max(shared.get(name, 0) - kept, 0),
             stack=facts.get(_FRAME, 0),
         )
         for name, facts in sorted(values.items())
         if _REGISTERS in facts
     )
-    sm = (flags >> 8) & 0xFF if abi >= 8 else flags & 0xFF
     return Cubin(sm=sm, kernels=kernels)
 
 

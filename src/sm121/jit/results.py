@@ -18,7 +18,7 @@ from sm121.jit.discover import Kernel
 from sm121.jit.drive import INSIDE, Told
 from sm121.jit.report import Variant
 
-_SCHEMA = 1
+_SCHEMA = 2
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 # What the JIT families are made of, below site-packages.
 _COMPILERS = (

@@ -30,7 +30,11 @@ def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
         yield (
             f"  first start: {one.family}: {one.compilations} compilations of {one.kernels} "
             f"kernels, {human_seconds(one.seconds)} here, one after another; "
-            + ("shipped in the wheelhouse" if one.shipped else f"kept by the node in {one.cache}")
+            + (
+                "shipped in a wheelhouse with --jit-cache"
+                if one.shipped
+                else f"kept by the node in {one.cache}"
+            )
         )
 
 

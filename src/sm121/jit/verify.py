@@ -242,7 +242,9 @@ def _stale(job: Job, found: Iterable[Kernel]) -> list[Note]:
     named = set(job.recipes.reasons()) | {
         kernel
         for recipe in job.recipes.recipes.values()
+        # A FlashInfer module may be no part of the model (the sampler's).
         for mode in MODES
+        if mode != "flashinfer"
         for kernel in recipe.wanted(mode)
     }
     return [
@@ -264,7 +266,9 @@ def _first_start(rows: Iterable[Row]) -> list[FirstStart]:
     return [
         FirstStart(
             family=family, kernels=len(some), compilations=sum(len(r.variants) for r in some),
-            seconds=round(sum(r.seconds for r in some), 1), shipped=False, cache=caches[family],
+            seconds=round(sum(r.seconds for r in some), 1), cache=caches[family],
+            # Its recipes are the modules of the JIT cache (stack.toml, [jit-cache]).
+            shipped=family == "flashinfer",
         )
         for family, some in sorted(grouped.items())
     ]  # fmt: skip
