@@ -106,6 +106,16 @@ def verify_abi(session: nox.Session) -> None:
     verb(session, "verify-abi")
 
 
+@nox.session(name="verify-jit", default=False)
+def verify_jit(session: nox.Session) -> None:
+    """Compile every JIT kernel family of the model's path for the target; no GPU needed.
+
+    Options: --env PATH, --tree DIR, --only RECIPE, --seconds N, --all, --json [FILE], --html FILE,
+    --stack NAME, --offline.
+    """
+    verb(session, "verify-jit")
+
+
 @nox.session(default=False)
 def rebase(session: nox.Session) -> None:
     """Move the patch series to another upstream: `-- --onto 0.28.0`; `-- --check` only looks.

@@ -97,6 +97,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only this stack of pins/; its real builds too (default: the builds of pins/default)",
     )  # fmt: skip
     parser.addoption(
+        "--jit", metavar="DIR",
+        help="also verify-jit's tests with real compilers, on what it made (build/jit/<stack>)",
+    )  # fmt: skip
+    parser.addoption(
         "--jit-cache-listed", action="store_true",
         help="test_jit_cache.py compiles the modules that the stack lists (minutes), not the smallest",
     )  # fmt: skip

@@ -34,6 +34,7 @@ VERBS = {
     "lock": Verb("lock", "resolve the pins to hashed files; --check compares"),
     "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "verify-abi": Verb("verify_abi", "prove that binaries fit, without a GPU or the target"),
+    "verify-jit": Verb("verify_jit", "compile the JIT kernel families for the target, no GPU"),
     "rebase": Verb("rebase", "move the patch series to another upstream; --check tries all"),
     "export": Verb("export", "write the edited series back to patches/"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),

@@ -76,6 +76,10 @@ class AbiFault(CheckFailed):
     """verify-abi found a binary that does not fit."""
 
 
+class JitFault(CheckFailed):
+    """verify-jit found a kernel that the target's GPU could not be given."""
+
+
 class UsageFault(Sm121Error):
     """Wrong command-line usage."""
 

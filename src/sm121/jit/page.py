@@ -1,0 +1,91 @@
+"""The report as one HTML page, and as a section for other pages."""
+
+from __future__ import annotations
+
+from html import escape
+
+from sm121.abi.page import html_page
+from sm121.jit.report import FAULTS, Report, Row
+from sm121.jit.table import short_name
+from sm121.ui import human_seconds
+
+
+def to_html(report: Report) -> str:
+    """A whole page."""
+    faults = sum(row.verdict in FAULTS for row in report.rows)
+    compiled = sum(row.verdict == "compiled" for row in report.rows)
+    sentence = (
+        f"{compiled} kernels compile for {report.target}."
+        if report.result == "pass"
+        else f"{faults} kernels are not ready; each is explained below."
+    )
+    versions = "".join(
+        f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in report.versions.items()
+    )
+    head = (
+        f'<header class="{report.result}"><p class="verdict">{report.result.upper()}</p>'
+        f"<h1>Does what a node compiles itself compile?</h1><p>{escape(sentence)}</p>"
+        f"<dl>{versions}</dl></header>"
+    )
+    return html_page(f"verify-jit: {report.result.upper()}", head + section(report))
+
+
+def section(report: Report) -> str:
+    """Faults, kernels by verdict, first start, notes."""
+    faults = "".join(_fault(row) for row in report.rows if row.verdict in FAULTS)
+    made = "".join(_made(row) for row in report.rows if row.verdict == "compiled")
+    rest = "".join(
+        f"<tr><td>{escape(row.family)}</td><td><code>{escape(row.kernel)}</code></td><td>{escape(row.why)}</td></tr>"
+        for row in report.rows
+        if row.verdict in ("helper", "left-out")
+    )
+    notes = "".join(f"<li>{escape(n.kind)}: {escape(n.text)}</li>" for n in report.notes)
+    starts = "".join(
+        f"<tr><td>{escape(s.family)}</td><td class=num>{s.kernels}</td><td class=num>{s.compilations}</td>"
+        f"<td class=num>{human_seconds(s.seconds)}</td><td>{'wheelhouse' if s.shipped else escape(s.cache)}</td></tr>"
+        for s in report.first_start
+    )
+    parts = [
+        f"<section><h2>What is wrong</h2>{faults}</section>" if faults else "",
+        f"<section><h2>Notes</h2><ul>{notes}</ul></section>" if notes else "",
+        "<section><h2>Compiled</h2><table><thead><tr><th>family</th><th>kernel</th><th>target</th>"
+        "<th class=num>registers</th><th class=num>shared memory</th><th class=num>spills</th>"
+        f"<th class=num>variants</th><th class=num>time</th></tr></thead><tbody>{made}</tbody></table></section>"
+        if made
+        else "",
+        "<section><h2>First start of a node</h2><table><thead><tr><th>family</th><th class=num>kernels</th>"
+        f"<th class=num>compilations</th><th class=num>time here</th><th>kept in</th></tr></thead><tbody>{starts}</tbody></table></section>"
+        if starts
+        else "",
+        f"<section><h2>Not compiled, and why</h2><details><summary>all of them</summary><table><tbody>{rest}</tbody></table></details></section>"
+        if rest
+        else "",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _fault(row: Row) -> str:
+    reading = (
+        f"<li><strong>{escape(row.reading.kind)}</strong>: {escape(row.reading.says)}; {escape(row.reading.next)}</li>"
+        if row.reading
+        else ""
+    )
+    why = f"<li>{escape(row.why)}</li>" if row.why else ""
+    message = f"<pre>{escape(row.message[:4000])}</pre>" if row.message else ""
+    return (
+        f'<div class="fault"><p><strong class=fail>{escape(row.verdict)}</strong> '
+        f"<code>{escape(row.kernel)}</code></p><ul>{reading}{why}</ul>{message}</div>"
+    )
+
+
+def _made(row: Row) -> str:
+    made = row.variants
+    spills = max(v.spills for v in made) if all(v.spills >= 0 for v in made) else "?"
+    return (
+        f"<tr><td>{escape(row.family)}</td><td><code>{escape(short_name(row.kernel))}</code></td>"
+        f"<td>{escape(', '.join(sorted({v.target for v in made})))}</td>"
+        f"<td class=num>{max(v.registers for v in made)}</td>"
+        f"<td class=num>{max(v.shared_static + v.shared_dynamic for v in made):,}</td>"
+        f"<td class=num>{spills}</td><td class=num>{len(made)}</td>"
+        f"<td class=num>{human_seconds(row.seconds)}</td></tr>"
+    )

@@ -1,0 +1,154 @@
+"""What recipes told, remembered by all that decides it: source, shapes, compilers, our code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sm121.abi.source import Malformed
+from sm121.files import sha256_text, write_atomic
+from sm121.jit.cubin import read_cubin
+from sm121.jit.discover import Kernel
+from sm121.jit.drive import INSIDE, Told
+from sm121.jit.report import Variant
+
+_SCHEMA = 2
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+# What the JIT families are made of, below site-packages.
+_COMPILERS = (
+    "triton", "tilelang", "tvm_ffi", "nvidia_cutlass_dsl", "quack", "flashinfer", "nvidia/cu13", "torch/version.py",
+)  # fmt: skip
+
+
+class Results:
+    """A JSON file of results by key. Unreadable or of another schema: everything is run again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, Any] = {}
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] == _SCHEMA:
+                self._known, self._found = data["results"], data["found"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    def find(self, key: str) -> Told | None:
+        known = self._known.get(key)
+        return Told(records=known["records"], error=known["error"]) if known else None
+
+    def put(self, key: str, told: Told) -> None:
+        """Remember, unless another run may end otherwise (a time limit, a killed child)."""
+        if not told.error.startswith(("timed out", "killed by")):
+            self._known[key] = {"records": told.records, "error": told.error}
+
+    def kernels(self, key: str, find: Callable[[], list[Kernel]]) -> list[Kernel]:
+        """What discover found for this key, from memory if it is the last one's."""
+        if self._found.get("key") == key:
+            return [Kernel(**{**one, "via": tuple(one["via"])}) for one in self._found["kernels"]]
+        found = find()
+        self._found = {"key": key, "kernels": [asdict(kernel) for kernel in found]}
+        return found
+
+    def save(self, used: Iterable[str]) -> None:
+        """Write, and forget what belongs to no run of today's inputs once it is a lot."""
+        keep = set(used)
+        if len(self._known) > 8 * max(len(keep), 1):
+            self._known = {k: v for k, v in self._known.items() if k in keep}
+        write_atomic(
+            self._path,
+            json.dumps({"schema": _SCHEMA, "results": self._known, "found": self._found}),
+        )
+
+
+def key_of(*, recipe: str, mode: str, inputs: Mapping[str, str]) -> str:
+    return sha256_text(recipe, mode, *(part for item in sorted(inputs.items()) for part in item))
+
+
+def code_identity() -> str:
+    """Digest of what runs inside the environment."""
+    return sha256_text(*(f.read_text(encoding="utf-8") for f in sorted(INSIDE.glob("*.py"))))
+
+
+def walk_identity() -> str:
+    """Digest of what finds kernels."""
+    here = Path(__file__).parent
+    return sha256_text(
+        *((here / name).read_text() for name in ("discover.py", "imports.py", "libraries.py"))
+    )
+
+
+def environment_identity(site: Path) -> str:
+    """Digest of names, sizes and times of the compilers' files: any change there counts."""
+    digest = hashlib.sha256()
+    for name in _COMPILERS:
+        top = site / name
+        for folder, folders, files in os.walk(top) if top.is_dir() else [(str(site), [], [name])]:
+            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            for file in sorted(files):
+                path = os.path.join(folder, file)  # noqa: PTH118 - tens of thousands
+                try:
+                    stat = os.stat(path)  # noqa: PTH116
+                except OSError:
+                    continue
+                digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def tree_identity(tree: Path) -> str:
+    """Digest of the content of all Python files and headers of the tree."""
+    digest = hashlib.sha256()
+    for path in sorted(tree.rglob("*")):
+        if path.suffix in (".py", ".cuh", ".h", ".hpp", ".json") and path.is_file():
+            digest.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def read_cubins(told: Told) -> None:
+    """Replace the paths of cubins in the records by what the cubins say."""
+    for record in told.records:
+        paths = [record.pop("cubin")] if "cubin" in record else record.pop("cubins", [])
+        if "error" in record:
+            continue
+        try:
+            cubins = [read_cubin(Path(path).read_bytes()) for path in paths]
+            codes = [code for cubin in cubins for code in cubin.kernels]
+            if not codes:
+                raise Malformed("no kernel in it")
+        except (OSError, Malformed) as error:
+            record["error"] = f"the cubin can't be read: {error}"
+            continue
+        record["codes"] = [
+            {"sm": cubin.sm, "name": c.name, "registers": c.registers, "threads": c.threads,
+             "shared": c.shared, "stack": c.stack}
+            for cubin in cubins for c in cubin.kernels
+        ]  # fmt: skip
+
+
+def variants_of(record: Mapping[str, Any]) -> list[Variant]:
+    """The kernels of one compilation; of spills, what the assembler said."""
+    spills = _SPILLS.findall(record.get("ptxas", ""))
+    stores = sum(int(a) + int(b) for a, b in spills)
+    return [
+        Variant(
+            variant=record.get("variant", {}),
+            mode=record.get("mode", ""),
+            target=record.get("target") or f"sm_{code['sm']}",
+            registers=code["registers"],
+            threads=int(record.get("threads") or code["threads"]),
+            shared_static=code["shared"],
+            shared_dynamic=int(record.get("dynamic_shared", 0)),
+            stack=code["stack"],
+            # Without a stack frame nothing can have been spilt.
+            spills=stores if spills else 0 if not code["stack"] else -1,
+            seconds=float(record["seconds"]),
+        )
+        for code in record["codes"]
+    ]

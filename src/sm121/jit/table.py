@@ -1,0 +1,71 @@
+"""The report as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from sm121.jit.report import FAULTS, Report, Row
+from sm121.ui import human_seconds
+
+_MESSAGE_LINES = 6
+
+
+def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
+    """Rows by family; helpers and what is left out only if `whole`, else counted."""
+    shown = [row for row in report.rows if whole or row.verdict not in ("helper", "left-out")]
+    header = ("family", "kernel", "verdict", "target", "regs", "shared", "spills", "n", "time")
+    body = [_cells(row) for row in shown]
+    widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
+    for line in [header, *body]:
+        yield "  " + "  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip()
+    for row in shown:
+        if row.verdict in FAULTS:
+            yield from _explained(row)
+    for note in report.notes:
+        yield f"  {note.kind}: {note.text}"
+    counts = Counter(row.verdict for row in report.rows)
+    yield f"  {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}"
+    for one in report.first_start:
+        yield (
+            f"  first start: {one.family}: {one.compilations} compilations of {one.kernels} "
+            f"kernels, {human_seconds(one.seconds)} here, one after another; "
+            + (
+                "shipped in a wheelhouse with --jit-cache"
+                if one.shipped
+                else f"kept by the node in {one.cache}"
+            )
+        )
+
+
+def short_name(kernel: str) -> str:
+    """'…cache_utils:_kernel' of a dotted name."""
+    module, _, name = kernel.partition(":")
+    return f"{module.rpartition('.')[2]}:{name}"
+
+
+def _cells(row: Row) -> Sequence[str]:
+    made = row.variants
+    if not made:
+        return (row.family, short_name(row.kernel), row.verdict, "", "", "", "", "", "")
+    spills = max(v.spills for v in made) if all(v.spills >= 0 for v in made) else -1
+    return (
+        row.family, short_name(row.kernel), row.verdict,
+        ", ".join(sorted({v.target for v in made})),
+        str(max(v.registers for v in made)),
+        f"{max(v.shared_static + v.shared_dynamic for v in made):,}",
+        str(spills) if spills >= 0 else "?", str(len(made)), human_seconds(row.seconds),
+    )  # fmt: skip
+
+
+def _explained(row: Row) -> Iterator[str]:
+    yield f"  {row.verdict}: {row.kernel} ({row.where})"
+    if row.why:
+        yield f"      {row.why}"
+    if row.via:
+        yield f"      reached by {' < '.join(row.via[:3])}"
+    if row.reading:
+        yield f"      reading: {row.reading.kind}: {row.reading.says}"
+        yield f"      next:    {row.reading.next}"
+    for line in [line for line in row.message.splitlines() if line.strip()][:_MESSAGE_LINES]:
+        yield f"      | {line[:200]}"

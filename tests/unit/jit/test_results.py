@@ -1,0 +1,93 @@
+"""What is remembered, and what a cubin is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sm121.abi.source import Malformed
+from sm121.jit.cubin import read_cubin
+from sm121.jit.drive import Told
+from sm121.jit.results import (
+    Results,
+    environment_identity,
+    key_of,
+    read_cubins,
+    tree_identity,
+    variants_of,
+)
+from support.jit import record
+
+
+def test_results_outlive_the_process_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    memory = Results(file)
+    memory.put("k", Told(records=[{"a": 1}], error="failed"))
+    memory.save(["k"])
+    again = Results(file).find("k")
+    assert again == Told(records=[{"a": 1}], error="failed")
+    file.write_text("{")
+    assert Results(file).find("k") is None
+
+
+@pytest.mark.parametrize("error", ["timed out after 5 s", "killed by signal 9 (Killed)"])
+def test_what_may_end_otherwise_next_time_is_not_kept(tmp_path: Path, error: str) -> None:
+    memory = Results(tmp_path / "results.json")
+    memory.put("k", Told(error=error))
+    assert memory.find("k") is None
+
+
+def test_every_input_is_in_the_key() -> None:
+    inputs = {"tree": "a", "environment": "b"}
+    keys = {
+        key_of(recipe="r", mode="triton", inputs=inputs),
+        key_of(recipe="s", mode="triton", inputs=inputs),
+        key_of(recipe="r", mode="cutedsl", inputs=inputs),
+        key_of(recipe="r", mode="triton", inputs={**inputs, "tree": "c"}),
+        key_of(recipe="r", mode="triton", inputs={**inputs, "environment": "c"}),
+    }
+    assert len(keys) == 5
+
+
+def test_an_environment_with_another_compiler_is_another(tmp_path: Path) -> None:
+    for name in ("triton", "tilelang", "numpy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.so").write_text("1")
+    before = environment_identity(tmp_path)
+    os.utime(tmp_path / "numpy/a.so", (1, 1))
+    assert environment_identity(tmp_path) == before
+    os.utime(tmp_path / "tilelang/a.so", (1, 1))
+    assert environment_identity(tmp_path) != before
+
+
+def test_a_tree_with_another_header_is_another(tmp_path: Path) -> None:
+    (tmp_path / "a.cuh").write_text("1")
+    before = tree_identity(tmp_path)
+    (tmp_path / "note.txt").write_text("1")
+    assert tree_identity(tmp_path) == before
+    (tmp_path / "a.cuh").write_text("2")
+    assert tree_identity(tmp_path) != before
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF\x02" + bytes(60), b"MZ" + bytes(200)])
+def test_what_is_no_cubin_is_said(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(Malformed):
+        read_cubin(data)
+    (tmp_path / "x.cubin").write_bytes(data)
+    told = Told(records=[{"cubin": str(tmp_path / "x.cubin")}])
+    read_cubins(told)
+    assert told.records[0]["error"].startswith("the cubin can't be read")
+
+
+def test_spills_are_what_the_assembler_said_or_known_to_be_none() -> None:
+    said = "    10272 bytes stack frame, 20520 bytes spill stores, 20520 bytes spill loads\n"
+    one = record("k", "triton", ptxas=said)
+    one["codes"][0]["stack"] = 10272
+    (variant,) = variants_of(one)
+    assert (variant.spills, variant.stack) == (41040, 10272)
+    (silent,) = variants_of(record("k", "cutedsl"))
+    assert silent.spills == 0  # no stack frame, so nothing was spilt
+    one["ptxas"] = ""
+    assert variants_of(one)[0].spills == -1

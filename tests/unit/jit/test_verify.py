@@ -1,0 +1,217 @@
+"""Each verdict, from what recipes told; nothing is silently absent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from sm121.jit import verify as module
+from sm121.jit.drive import Told
+from sm121.jit.page import to_html
+from sm121.jit.recipes import Recipes, load_recipes
+from sm121.jit.report import SCHEMA_FILE, Report, Row, schema_text, to_json
+from sm121.jit.table import render_table
+from sm121.jit.verify import Fault, shapes_fault, verify
+from support.jit import all_told, make_job, make_recipes, record, write_tree
+
+
+@pytest.fixture(scope="module")
+def real(root: Path) -> Recipes:
+    return load_recipes(root / "pins", "0.26.0")
+
+
+def judged(tmp: Path, monkeypatch, recipes: Recipes, told, **changes: object) -> Report:
+    write_tree(tmp / "tree")
+    monkeypatch.setattr(
+        module, "run_recipes",
+        lambda bench, mode, names, begin: {n: told.get((mode, n), Told()) for n in names},
+    )  # fmt: skip
+    monkeypatch.setattr(module, "read_cubins", lambda told: None)
+    return verify(make_job(tmp, recipes, **changes), lambda text: None)
+
+
+def row(report: Report, name: str) -> Row:
+    (one,) = (r for r in report.rows if r.kernel.endswith(name))
+    return one
+
+
+def test_all_compiled_passes_and_says_what_a_node_still_does(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    report = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
+    assert report.result == "pass"
+    assert {r.verdict for r in report.rows} == {"compiled", "helper"}
+    assert {(f.family, f.compilations, f.seconds) for f in report.first_start} == {
+        (family, 1, 1.5) for family in ("triton", "cutedsl", "tilelang", "deepgemm", "flashinfer")
+    }
+
+
+def test_a_kernel_that_upstream_adds_is_a_fault(tmp_path: Path, monkeypatch, real: Recipes) -> None:
+    write_tree(tmp_path / "tree")
+    (tmp_path / "tree/vllm/models/net/added.py").write_text(
+        "from vllm.triton_utils import triton\n@triton.jit\ndef brand_new(x): ...\n"
+    )
+    report = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
+    new = row(report, ":brand_new")
+    assert (new.verdict, report.result) == ("no-recipe", "fail")
+    assert any(
+        "no-recipe: vllm.models.net.added:brand_new" in line for line in render_table(report)
+    )
+
+
+def test_left_out_has_its_reason(tmp_path: Path, monkeypatch, real: Recipes) -> None:
+    recipes = make_recipes(
+        real,
+        recipes={"triton_one": {"triton": ["vllm.models.net.model:norm"]}},
+        **{"left-out": [
+            {"kernels": ["vllm.ops.cute:Gather", "vllm.ops.tl:mix"], "reason": "not here"},
+            {"kernels": ["vllm.utils.deep_gemm:gemm", "flashinfer.mla:decode"], "reason": "nor these"},
+        ]},
+    )  # fmt: skip
+    report = judged(tmp_path, monkeypatch, recipes, all_told())
+    assert report.result == "pass"
+    assert (row(report, ":mix").verdict, row(report, ":mix").why) == ("left-out", "not here")
+
+
+def test_an_entry_about_a_kernel_that_is_gone_is_noted(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    gone = [{"kernels": ["vllm.ops.gone:old"], "reason": "was"}]
+    report = judged(tmp_path, monkeypatch, make_recipes(real, **{"left-out": gone}), all_told())
+    assert any("vllm.ops.gone:old" in note.text for note in report.notes)
+
+
+def test_a_recipe_that_does_not_reach_its_kernel_is_a_fault(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["tilelang", "tilelang_one"] = Told()
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    assert (row(report, ":mix").verdict, report.result) == ("not-reached", "fail")
+
+
+def test_a_crashed_recipe_fails_its_kernels_with_a_reading(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["cutedsl", "cutedsl_one"] = Told(error="killed by signal 11 (Segmentation fault)\nmlir…")
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    gather = row(report, ":Gather")
+    assert gather.verdict == "failed"
+    assert gather.reading
+    assert gather.reading.kind == "toolchain"
+    assert "Segmentation fault" in gather.message
+
+
+def test_a_recipe_that_fails_after_its_kernels_is_shown(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["triton", "triton_one"].error = "ValueError: later"
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    assert report.result == "fail"
+    assert any("triton_one (triton) failed: ValueError: later" in n.text for n in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shared": 49152}, "110,592 bytes of shared memory"),
+        ({"registers": 168, "threads": 512}, "512 threads of 168 registers"),
+        ({"threads": 2048, "registers": 16}, "2048 threads per block"),
+    ],
+)
+def test_a_kernel_that_compiles_and_cannot_launch_is_a_fault(
+    tmp_path: Path, monkeypatch, real: Recipes, change: dict[str, int], said: str
+) -> None:
+    told = all_told()
+    one = record(
+        "vllm.models.net.model:norm", "triton", dynamic_shared=61440 if "shared" in change else 0
+    )
+    one["codes"][0].update(change)
+    told["triton", "triton_one"] = Told(records=[one])
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    norm = row(report, ":norm")
+    assert (norm.verdict, report.result) == ("over-limit", "fail")
+    assert said in norm.message
+    assert norm.reading
+    assert norm.reading.kind == "over-limit"
+
+
+def test_exactly_at_the_limit_is_well(tmp_path: Path, monkeypatch, real: Recipes) -> None:
+    told = all_told()
+    # 384 threads of 168 registers are 64,512 of 65,536: what DeepGEMM's kernels take.
+    one = record("vllm.models.net.model:norm", "triton", dynamic_shared=101376)
+    one["codes"][0].update(shared=0, registers=168, threads=384)
+    told["triton", "triton_one"] = Told(records=[one])
+    assert judged(tmp_path, monkeypatch, make_recipes(real), told).result == "pass"
+
+
+def test_a_broken_rule_of_the_environment_explains_the_failures_of_its_family(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    for mode in ("cutedsl", "triton"):
+        told[mode, f"{mode}_one"] = Told(error="RuntimeError: LLVM ERROR")
+    fault = Fault(distribution="nvidia-cutlass-dsl-libs-cu13", text="found 4.5.2", symptom="ICE")
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told, faults=[fault])
+    gather, norm = row(report, ":Gather"), row(report, ":norm")
+    assert gather.reading
+    assert norm.reading
+    assert (gather.reading.kind, norm.reading.kind) == ("pin", "toolchain")
+    assert "4.5.2" in gather.reading.says
+
+
+def test_a_kernel_met_only_by_running_is_in_the_table(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["triton", "triton_one"].records.append(record("vllm.ops.far:unreached", "triton"))
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    assert row(report, ":unreached").why.startswith("met when launch code ran")
+
+
+def test_shapes_are_compared_with_the_published_config(real: Recipes) -> None:
+    shapes = real.shapes.model_dump()
+    published = {"hidden_size": 4096, "sliding_window": 256, "qk_rope_head_dim": 64}
+    (note,) = shapes_fault(shapes, published)
+    assert note.text == "jit.toml has window = 128, the model's config 256"
+
+
+def test_a_second_run_runs_nothing_and_a_changed_input_runs_all(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    recipes, ran = make_recipes(real), []
+    judged(tmp_path, monkeypatch, recipes, all_told())
+    monkeypatch.setattr(
+        module, "run_recipes", lambda bench, mode, names, begin: ran.extend(names) or {}
+    )
+    assert verify(make_job(tmp_path, recipes), lambda text: None).result == "pass"
+    assert ran == []
+    verify(
+        make_job(tmp_path, recipes, inputs={"tree": "t", "environment": "other"}), lambda text: None
+    )
+    assert len(ran) == 5
+
+
+def test_only_some_recipes_judges_only_those(tmp_path: Path, monkeypatch, real: Recipes) -> None:
+    report = judged(tmp_path, monkeypatch, make_recipes(real), all_told(), only=["triton_one"])
+    assert {r.verdict for r in report.rows} == {"compiled", "helper"}
+    assert report.result == "pass"
+
+
+def test_report_follows_its_published_schema(tmp_path: Path, monkeypatch, real: Recipes) -> None:
+    told = all_told()
+    told["cutedsl", "cutedsl_one"] = Told(error="<b>LLVM ERROR</b>")
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
+    jsonschema.validate(json.loads(to_json(report)), json.loads(schema_text()))
+    page = to_html(report)
+    assert "&lt;b&gt;LLVM ERROR" in page
+    assert "<b>LLVM" not in page
+    whole = list(render_table(replace(report), whole=True))
+    assert any("helper" in line for line in whole)
