@@ -254,8 +254,11 @@ def link(node: Node) -> Iterator[str]:
         yield "  warning: 9000 is faster: ip link set {} mtu 9000, on both nodes".format(
             node.interface
         )
-    if state == "down":
-        raise Refused("{} is down".format(node.interface), "look at the cable and `ip link`")
+    if state in ("down", "lowerlayerdown"):
+        raise Refused(
+            "{} is down: the other node is off, or the cable is out".format(node.interface),
+            "nothing if that node is about to boot; else look at the cable and `ip link`",
+        )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((node.address, 0))
@@ -494,6 +497,8 @@ class Watch:
         self.heard_at = 0.0
         self.met = ""
         self.missing = 0
+        # Before our vLLM can join: the other node is to know us from the run before.
+        self._talk(time.monotonic())
 
     def close(self) -> None:
         self.socket.close()
