@@ -9,6 +9,8 @@ from sm121.pins.load import read_model, stack_names
 from sm121.serve.model import Serve
 
 FILE = "serve.toml"
+# They stand beside install.py in a wheelhouse, by these names.
+SCRIPTS = tuple(sorted(Path(__file__).with_name("node").glob("serve_*.py")))
 _REMEDY = "Correct serve.toml; docs/serve.md lists every key."
 
 
@@ -16,6 +18,16 @@ def serve_file(pins: Path, stack: str) -> Path | None:
     """The stack's serve.toml; None if it has none."""
     path = pins / stack / FILE
     return path if path.is_file() else None
+
+
+def carried(pins: Path, stack: str) -> tuple[Path, ...]:
+    """Files that a wheelhouse carries, so that it can be served: serve.toml and the scripts that
+    run on a node. None, if the stack has no serve.toml. Raises PinsFault for one with faults."""
+    path = serve_file(pins, stack)
+    if path is None:
+        return ()
+    load_serve(pins, stack)
+    return (path, *SCRIPTS)
 
 
 def load_serve(pins: Path, stack: str) -> Serve:

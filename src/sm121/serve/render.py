@@ -1,7 +1,7 @@
 """serve.env and the unit of each node, out of serve.toml and the nodes' file.
 
 A release on a node is <root>/current (sync): env/ is the environment, wheelhouse/ what it was
-installed from, with the start helper, and serve/ what is rendered here. Formats: systemd.exec(5)
+installed from, with the scripts in node/, and serve/ what is rendered here. Formats: systemd.exec(5)
 (EnvironmentFile=), systemd.service(5) (COMMAND LINES).
 """
 
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from sm121.errors import PinsFault
 from sm121.serve.model import Serve
 from sm121.serve.nodes import ROLES, Node, Nodes
 
 ENV = "serve.env"
-HELPER = "serve-node.py"  # its name in a wheelhouse
-HELPER_SOURCE = Path(__file__).with_name("node.py")
 PYTHON = "/usr/bin/python3"
 # The operator's own variables, a key for the API among them; never part of a release.
 LOCAL_ENV = "/etc/sm121/serve.env"
@@ -51,7 +48,7 @@ def render(serve: Serve, nodes: Nodes, rank: int, *, stack: str) -> Rendered:
 
 
 def variables(serve: Serve, nodes: Nodes, rank: int, *, stack: str) -> dict[str, str]:
-    """Everything in serve.env. SM121_* is for the start helper (node.py)."""
+    """Everything in serve.env. SM121_* is for the scripts in node/."""
     node, peer = nodes.of_rank(rank)
     values = {
         "root": nodes.root, "address": node.address, "interface": node.interface,
@@ -112,7 +109,7 @@ def command(serve: Serve, nodes: Nodes, rank: int) -> list[str]:
 def _environment_file(found: dict[str, str]) -> str:
     lines = [
         "# Made by sm121 (`nox -s serve`); an edit is lost with the next release. Own variables:",
-        f"# {LOCAL_ENV}. NCCL_IB_GID_INDEX is looked up at each start ({HELPER}).",
+        f"# {LOCAL_ENV}. NCCL_IB_GID_INDEX is looked up at each start.",
         *(f"{name}={_quoted_value(value)}" for name, value in found.items()),
     ]
     return "\n".join(lines) + "\n"
@@ -136,7 +133,7 @@ def quoted_word(word: str) -> str:
 def _unit(serve: Serve, nodes: Nodes, rank: int, *, stack: str) -> str:
     node, _ = nodes.of_rank(rank)
     current = f"{nodes.root}/current"
-    helper = f"{PYTHON} -I {current}/wheelhouse/{HELPER}"
+    script = f"{PYTHON} -I {current}/wheelhouse/serve"
     words = command(serve, nodes, rank)
     # One flag with its value a line.
     starts = [i for i, word in enumerate(words) if i == 0 or word.startswith("--")]
@@ -163,8 +160,8 @@ UnsetEnvironment=PYTHONPATH PYTHONHOME
 RuntimeDirectory=sm121-serve
 WorkingDirectory=/run/sm121-serve
 CacheDirectory=sm121
-ExecStartPre={helper} check
-ExecStart={helper} start -- \\
+ExecStartPre={script}_check.py
+ExecStart={script}_start.py -- \\
   {lines}
 TimeoutStartSec=120
 Restart=always

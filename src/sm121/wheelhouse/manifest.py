@@ -125,7 +125,8 @@ class Manifest(Entry):
     """The whole of manifest.json.
 
     complete: holds every wheel of the lock, and so can be installed offline. notices: what a
-    person who copies or publishes the folder must know.
+    person who copies or publishes the folder must know. files: scripts that run on a node, and
+    what they read; all of the folder is in SHA256SUMS.
     """
 
     schema_version: Literal[1]
@@ -146,6 +147,7 @@ class Manifest(Entry):
     tools: dict[str, str]
     wheels: tuple[WheelEntry, ...]
     checks: tuple[Check, ...]
+    files: dict[str, Sha256] = {}
 
 
 def load_manifest(folder: Path) -> Manifest | None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from sm121.serve.load import load_serve
+from sm121.serve.load import SCRIPTS, load_serve
 from sm121.serve.model import Serve
 from sm121.serve.nodes import Nodes
-from sm121.serve.render import HELPER, HELPER_SOURCE, render, unit_name
+from sm121.serve.render import render, unit_name
 from support.booted import ADDRESSES, HOME, LINK, Booted, Two, two_booted
 from support.nodes import two_nodes
 from support.tools import run
@@ -87,7 +87,8 @@ def install(
     release = node.disk / "sm121/releases/1"
     (release / "wheelhouse").mkdir(parents=True)
     (node.disk / "sm121/current").symlink_to("releases/1")
-    shutil.copyfile(HELPER_SOURCE, release / "wheelhouse" / HELPER)
+    for script in SCRIPTS:
+        shutil.copy(script, release / "wheelhouse")
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", release / "env"], check=True)
     (site,) = release.glob("env/lib/python3*/site-packages")
     (site / "vllm").mkdir()
@@ -180,7 +181,7 @@ def test_any_boot_order_and_each_way_to_lose_the_other_node(served: Two) -> None
     together(2)
     assert "the other node (192.0.2.2) is lost: " in head.log()
     # All of the head's service is killed.
-    assert head.kill("VLLM::") + head.kill("serve-node.py start") >= 2
+    assert head.kill("VLLM::") + head.kill("serve_start.py") >= 2
     together(3)
     assert "the other node (192.0.2.1) is lost: " in worker.log()
     # The worker's plug is pulled, of which the head hears nothing.
@@ -210,7 +211,7 @@ def test_no_process_outlives_its_service(served: Two) -> None:
     served.head.boot()
     served.until("the start", lambda: len(stubborn_ones()) == 1)
     before = stubborn_ones()
-    served.head.kill("serve-node.py start")
+    served.head.kill("serve_start.py")
     served.until("the second start", lambda: served.head.log().count("vllm started") >= 2)
     served.until("its child", lambda: len(stubborn_ones()) == 1)
     assert not before & stubborn_ones()

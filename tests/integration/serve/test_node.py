@@ -2,63 +2,181 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
-from sm121.serve.load import load_serve
+from sm121.serve.load import SCRIPTS, load_serve
 from sm121.serve.nodes import Nodes
-from sm121.serve.render import HELPER_SOURCE, variables
+from sm121.serve.render import variables
 from support.nodes import two_nodes
 
 ROOT = Path(__file__).resolve().parents[3]
+CHECK, _, START = SCRIPTS
 
 
 @pytest.fixture(scope="module")
-def helper() -> ModuleType:
-    """As the node has it: one file, found by its path."""
-    spec = importlib.util.spec_from_file_location("serve_node", HELPER_SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def helper() -> Iterator[SimpleNamespace]:
+    """What the scripts define, as they are beside each other on a node."""
+    folder = str(CHECK.parent)
+    sys.path.insert(0, folder)
+    try:
+        names = {
+            n: importlib.import_module(n) for n in ("serve_node", "serve_check", "serve_start")
+        }
+        yield SimpleNamespace(
+            **{k: v for module in names.values() for k, v in vars(module).items()}
+        )
+    finally:
+        while folder in sys.path:
+            sys.path.remove(folder)
 
 
-def node(helper: ModuleType, system: Path, role: int = 0, **changes: str):
+def node(helper: SimpleNamespace, system: Path, role: int = 0, **changes: str):
     serve = load_serve(ROOT / "pins", "0.26.0")
     found = variables(serve, Nodes.model_validate(two_nodes()), role, stack="0.26.0")
     return helper.Node(found | changes, system)
 
 
-def test_it_needs_nothing_but_the_standard_library() -> None:
-    """Also isolated (-I), from a folder with a file named as a module of the library's."""
-    run = subprocess.run(
-        [sys.executable, "-I", "-S", HELPER_SOURCE, "--help"], capture_output=True, text=True, check=True
-    )  # fmt: skip
-    assert "start -- COMMAND" in run.stdout or "check" in run.stdout
+@pytest.mark.parametrize("script", [CHECK, START])
+def test_they_need_nothing_but_the_standard_library(script: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", script, "--help"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: {script.name}" in done.stdout
 
 
 def test_without_serve_env_it_says_what_to_do() -> None:
-    run = subprocess.run(
-        [sys.executable, "-I", HELPER_SOURCE, "check"], capture_output=True, text=True, env={}
+    done = subprocess.run([sys.executable, "-I", CHECK], capture_output=True, text=True, env={})
+    assert done.returncode == 3
+    assert "not that of serve.env: 'SM121_ROLE'" in done.stdout
+    assert "set -a; . <root>/current/serve/serve.env" in done.stdout
+
+
+@pytest.mark.parametrize("argv", [[CHECK, "x"], [START], [START, "--"], [START, "vllm"]])
+def test_wrong_usage(argv: list[str | Path]) -> None:
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+# --- start --------------------------------------------------------------------------
+
+
+def start(system: Path, *command: str, **changes: str) -> subprocess.Popen[str]:
+    """serve_start.py at an address of this machine, with another machine's /sys."""
+    serve, data = load_serve(ROOT / "pins", "0.26.0"), two_nodes()
+    found = variables(serve, Nodes.model_validate(data), 0, stack="0.26.0")
+    # The GID is looked up by SM121_ADDRESS, so that one has to be of this machine, too.
+    found |= {
+        "SM121_ADDRESS": "127.0.0.11",
+        "SM121_PEER": "127.0.0.12",
+        "SM121_STOP_SECONDS": "1",
+    } | changes
+    return subprocess.Popen(
+        [sys.executable, "-I", START, "--system", system, "--", *command],
+        env=found, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def test_vllm_gets_the_gid_index_of_this_boot(tmp_path: Path) -> None:
+    device(
+        tmp_path, "rocep1s0f0", [("", ""), ("0000:0000:0000:0000:0000:ffff:7f00:000b", "RoCE v2")]
     )
-    assert run.returncode == 3
-    assert "not that of serve.env: 'SM121_ROLE'" in run.stdout
-    assert "set -a; . <root>/current/serve/serve.env" in run.stdout
+    show = "import os; print('index', os.environ['NCCL_IB_GID_INDEX'], os.environ['NCCL_IB_HCA']); raise SystemExit(7)"
+    process = start(tmp_path, sys.executable, "-c", show, NCCL_IB_GID_INDEX="99")
+    said, _ = process.communicate(timeout=30)
+    assert "index 1 =rocep1s0f0\n" in said
+    assert process.returncode == 7
 
 
-@pytest.mark.parametrize("argv", [["start"], ["check", "--", "x"], ["fly"]])
-def test_wrong_usage(argv: list[str]) -> None:
-    run = subprocess.run([sys.executable, HELPER_SOURCE, *argv], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "Traceback" not in run.stderr
+def test_without_a_gid_vllm_is_not_started(tmp_path: Path) -> None:
+    process = start(tmp_path, sys.executable, "-c", "print('started')")
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "no RDMA device rocep1s0f0; there are: none" in said
+    assert "started" not in said
+
+
+def test_told_to_end_it_ends_vllm_and_its_orphans(tmp_path: Path) -> None:
+    """A grandchild whose parent is gone, in a session of its own, that ignores SIGTERM."""
+    script = "setsid sh -c 'trap \"\" TERM; echo ready $$; while :; do sleep 0.1; done' & sleep 0.1; exit 0"
+    process = start(
+        tmp_path, "sh", "-c", f"sh -c {shlex.quote(script)}; exec sleep 100", SM121_HCA=""
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    orphan = int(line.split()[1])
+    os.kill(orphan, 0)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(orphan, 0)
+
+
+# --- what import vllm would take (cases.md 24) -------------------------------------------
+
+
+def release(root: Path, *, vllm: bool = True) -> None:
+    """An environment with a vllm that must not be imported."""
+    env = root / "releases/1/env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
+    (root / "current").symlink_to("releases/1")
+    (site,) = env.glob("lib/python3*/site-packages")
+    if vllm:
+        (site / "vllm").mkdir()
+        (site / "vllm/__init__.py").write_text("raise SystemExit('imported')\n")
+
+
+def test_the_releases_own_vllm(
+    helper: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(tmp_path / "root")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    found = node(helper, Path("/"), SM121_ROOT=str(tmp_path / "root"))
+    (said,) = helper.shadow(found)
+    assert said.startswith(f"vllm: {tmp_path}/root/current/env/lib")
+    assert said.endswith("(releases/1)")
+    # Elsewhere on Python's path.
+    other = tmp_path / "other"
+    (other / "vllm").mkdir(parents=True)
+    (other / "vllm/__init__.py").write_text("")
+    found.environment["PYTHONPATH"] = str(other)
+    with pytest.raises(
+        helper.Refused, match=r"would take .*/other/vllm/__init__\.py, not the release's"
+    ):
+        list(helper.shadow(found))
+
+
+def test_a_folder_named_vllm_where_the_service_starts(
+    helper: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(tmp_path / "root")
+    (tmp_path / "home/vllm").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home")
+    with pytest.raises(helper.Refused, match="is not empty: vllm"):
+        list(helper.shadow(node(helper, Path("/"), SM121_ROOT=str(tmp_path / "root"))))
+
+
+def test_a_release_without_vllm(
+    helper: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(tmp_path / "root", vllm=False)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(helper.Refused, match="the release has no vllm"):
+        list(helper.shadow(node(helper, Path("/"), SM121_ROOT=str(tmp_path / "root"))))
 
 
 # --- memory -------------------------------------------------------------------------
@@ -84,7 +202,7 @@ def machine(
     return root
 
 
-def test_enough_memory(helper: ModuleType, tmp_path: Path) -> None:
+def test_enough_memory(helper: SimpleNamespace, tmp_path: Path) -> None:
     machine(
         tmp_path,
         total=121,
@@ -97,7 +215,7 @@ def test_enough_memory(helper: ModuleType, tmp_path: Path) -> None:
 
 
 def test_too_little_memory_names_who_holds_it_and_what_would_start(
-    helper: ModuleType, tmp_path: Path
+    helper: SimpleNamespace, tmp_path: Path
 ) -> None:
     machine(
         tmp_path, total=121, available=101,
@@ -118,7 +236,7 @@ def test_too_little_memory_names_who_holds_it_and_what_would_start(
     assert "sshd" not in "\n".join(lines)
 
 
-def lines_until_refused(helper: ModuleType, found) -> list[str]:
+def lines_until_refused(helper: SimpleNamespace, found) -> list[str]:
     lines: list[str] = []
     iterator = helper.memory(found)
     while True:
@@ -128,7 +246,7 @@ def lines_until_refused(helper: ModuleType, found) -> list[str]:
             return lines
 
 
-def test_processes_that_vllm_left(helper: ModuleType, tmp_path: Path) -> None:
+def test_processes_that_vllm_left(helper: SimpleNamespace, tmp_path: Path) -> None:
     machine(
         tmp_path, total=121, available=20,
         processes={41: ("VLLM::EngineCor", 5000, "VLLM::EngineCore"), 42: ("VLLM::Worker_TP", 7000, "VLLM::Worker_TP0")},
@@ -143,7 +261,7 @@ def test_processes_that_vllm_left(helper: ModuleType, tmp_path: Path) -> None:
     assert any("of the kernel and its drivers" in line for line in lines)
 
 
-def test_this_machines_own_figures(helper: ModuleType) -> None:
+def test_this_machines_own_figures(helper: SimpleNamespace) -> None:
     facts = helper.meminfo(Path("/proc"))
     assert 0 < facts["MemAvailable"] <= facts["MemTotal"]
     with subprocess.Popen(["sleep", "30"]) as child:
@@ -179,19 +297,19 @@ def device(
             (folder / "gid_attrs/ndevs" / str(index)).write_text(ndev + "\n")
 
 
-def test_the_index_is_looked_up(helper: ModuleType, tmp_path: Path) -> None:
+def test_the_index_is_looked_up(helper: SimpleNamespace, tmp_path: Path) -> None:
     device(tmp_path, "rocep1s0f0", ROWS)
     assert helper.gid_index(node(helper, tmp_path)) == 3
 
 
-def test_the_index_moves_with_the_addresses(helper: ModuleType, tmp_path: Path) -> None:
+def test_the_index_moves_with_the_addresses(helper: SimpleNamespace, tmp_path: Path) -> None:
     """Another address came first, and one entry is unset."""
     other = ("0000:0000:0000:0000:0000:ffff:c0a8:c90b", "RoCE v2")
     device(tmp_path, "rocep1s0f0", [ROWS[0], ("", ""), other, *ROWS[1:]])
     assert helper.gid_index(node(helper, tmp_path)) == 5
 
 
-def test_ten_and_more_are_numbers_not_texts(helper: ModuleType, tmp_path: Path) -> None:
+def test_ten_and_more_are_numbers_not_texts(helper: SimpleNamespace, tmp_path: Path) -> None:
     device(tmp_path, "rocep1s0f0", [("", "")] * 10 + ROWS)
     assert helper.gid_index(node(helper, tmp_path)) == 13
 
@@ -205,14 +323,14 @@ def test_ten_and_more_are_numbers_not_texts(helper: ModuleType, tmp_path: Path) 
         ([(ROWS[3][0].replace("b10b", "b10c"), "RoCE v2")], "enp1s0f0np0"),  # the other node's
     ],
 )
-def test_no_fitting_gid(helper: ModuleType, tmp_path: Path, rows, ndev: str) -> None:
+def test_no_fitting_gid(helper: SimpleNamespace, tmp_path: Path, rows, ndev: str) -> None:
     device(tmp_path, "rocep1s0f0", rows, ndev=ndev)
     with pytest.raises(helper.Refused) as caught:
         helper.gid_index(node(helper, tmp_path))
     assert "no RoCE v2 GID with 192.168.177.11 of enp1s0f0np0" in str(caught.value)
 
 
-def test_no_such_device_and_an_inactive_one(helper: ModuleType, tmp_path: Path) -> None:
+def test_no_such_device_and_an_inactive_one(helper: SimpleNamespace, tmp_path: Path) -> None:
     device(tmp_path, "rocep1s0f1", ROWS, state="1: DOWN")
     with pytest.raises(helper.Refused, match="no RDMA device rocep1s0f0; there are: rocep1s0f1"):
         helper.gid_index(node(helper, tmp_path))
@@ -220,7 +338,7 @@ def test_no_such_device_and_an_inactive_one(helper: ModuleType, tmp_path: Path) 
         helper.gid_index(node(helper, tmp_path, SM121_HCA="rocep1s0f1"))
 
 
-def test_two_devices_need_one_index(helper: ModuleType, tmp_path: Path) -> None:
+def test_two_devices_need_one_index(helper: SimpleNamespace, tmp_path: Path) -> None:
     second = [(gid.replace("b10b", "b20b"), kind) for gid, kind in ROWS]
     both = {"SM121_HCA": "rocep1s0f0,roceP2p1s0f0:2"}
     device(tmp_path, "rocep1s0f0", ROWS)
@@ -236,7 +354,7 @@ def test_two_devices_need_one_index(helper: ModuleType, tmp_path: Path) -> None:
         helper.gid_index(node(helper, tmp_path, **both))
 
 
-def test_a_device_of_another_interface_alone(helper: ModuleType, tmp_path: Path) -> None:
+def test_a_device_of_another_interface_alone(helper: SimpleNamespace, tmp_path: Path) -> None:
     device(tmp_path, "rocep1s0f0", ROWS, ndev="enp1s0f1np1")
     device(tmp_path, "rocep1s0f1", ROWS, ndev="enp1s0f1np1")
     with pytest.raises(helper.Refused, match="belongs to enp1s0f0np0"):
@@ -246,7 +364,7 @@ def test_a_device_of_another_interface_alone(helper: ModuleType, tmp_path: Path)
 # --- connections --------------------------------------------------------------------
 
 
-def test_a_connection_is_seen_from_both_ends_and_when_it_closes(helper: ModuleType) -> None:
+def test_a_connection_is_seen_from_both_ends_and_when_it_closes(helper: SimpleNamespace) -> None:
     """Real sockets, IPv4 and IPv4 in IPv6 (as TCPStore listens), and this kernel's tables."""
     for family, address in ((socket.AF_INET, "127.0.0.11"), (socket.AF_INET6, "::")):
         with socket.socket(family) as server:

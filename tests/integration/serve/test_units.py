@@ -108,12 +108,13 @@ def test_systemd_gives_vllm_the_very_words(tmp_path: Path, rank: int) -> None:
     finally:
         shutil.rmtree(folder)
     commands = [line.partition(": ")[2] for line in lines if line.startswith("Command Line: ")]
-    helper = ["/usr/bin/python3", "-I", "/opt/sm121/current/wheelhouse/serve-node.py"]
+    script = ["/usr/bin/python3", "-I", "/opt/sm121/current/wheelhouse/serve_{}.py"]
+    check, start = ([word.format(name) for word in script] for name in ("check", "start"))
     assert len(commands) == 2
-    assert shlex.split(commands[0]) == [*helper, "check"]
+    assert shlex.split(commands[0]) == check
     # Printed quoted as for a shell, which shlex does not undo for $; $$ is one at the start.
     words = [w.replace("\\$", "$").replace("$$", "$") for w in shlex.split(commands[1])]
-    assert words == [*helper, "start", "--", *command(serve, nodes, rank)]
+    assert words == [*start, "--", *command(serve, nodes, rank)]
     assert {
         "KillMode: control-group", "Restart: always", "WorkingDirectory: /run/sm121-serve",
         "LimitMEMLOCK: 18446744073709551615", "OOMPolicy: stop", "UnsetEnvironment: PYTHONPATH",
