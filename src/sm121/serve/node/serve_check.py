@@ -35,10 +35,16 @@ GIB = 1 << 30
 
 
 def main() -> int:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="serve_check.py", description=(__doc__ or "").split("\n")[0]
-    ).parse_args()
-    return guarded(check)
+    )
+    parser.add_argument("--gid-index", action="store_true", help="only print NCCL_IB_GID_INDEX")
+    return guarded(show_gid_index if parser.parse_args().gid_index else check)
+
+
+def show_gid_index(node: Node) -> int:
+    say(str(gid_index(node)))
+    return 0
 
 
 def check(node: Node) -> int:
