@@ -119,6 +119,8 @@ class Environment(BaseModel):
     DG_JIT_NVCC_COMPILER: Setting[Text]
     DG_JIT_CACHE_DIR: Setting[Text]
     CUDA_HOME: Setting[Text]
+    FLASHINFER_WORKSPACE_BASE: Setting[Text]
+    MAX_JOBS: Setting[Annotated[str, Field(pattern=r"^[1-9][0-9]?$")]]
     PATH: Setting[Text]
     HF_HUB_OFFLINE: Setting[Switch]
     PYTHONSAFEPATH: Setting[Literal["1"]]
