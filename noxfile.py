@@ -133,6 +133,25 @@ def export(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def serve(session: nox.Session) -> None:
+    """Render serve.env and systemd units for two nodes: `-- --nodes nodes.toml --out DIR`.
+
+    Options: --nodes FILE, --out DIR, --node-rank 0|1, --check, --wheelhouse DIR, --stack NAME.
+    """
+    verb(session, "serve")
+
+
+@nox.session(default=False)
+def acceptance(session: nox.Session) -> None:
+    """Once, on the head of two Sparks: every step that needs them, and a table for the README.
+
+    Options: --nodes FILE, --wheelhouse DIR, --no-service, --start-minutes N, --json [FILE],
+    --ssh-config FILE, --stack NAME.
+    """
+    verb(session, "acceptance")
+
+
+@nox.session(default=False)
 def shell(session: nox.Session) -> None:
     """A shell with the toolchain, CUDA_HOME and the patched tree."""
     verb(session, "shell")

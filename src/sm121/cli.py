@@ -37,6 +37,8 @@ VERBS = {
     "verify-jit": Verb("verify_jit", "compile the JIT kernel families for the target, no GPU"),
     "rebase": Verb("rebase", "move the patch series to another upstream; --check tries all"),
     "export": Verb("export", "write the edited series back to patches/"),
+    "serve": Verb("serve", "serve.env and systemd units for two nodes"),
+    "acceptance": Verb("acceptance", "run once on two nodes: every step that needs the hardware"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
     "doctor": Verb("doctor", "is this machine able to build, or to run, this?"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),

@@ -8,12 +8,14 @@ import io
 import json
 import os
 import platform
+import re
+import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sm121.doctor.machine import Machine
-from sm121.doctor.mask import masker
+from sm121.doctor.mask import mask_json, masker, own_names
 from sm121.doctor.model import Diagnosis, to_json
 from sm121.files import write_atomic
 from sm121.wheelhouse.manifest import FILE as MANIFEST
@@ -28,7 +30,7 @@ _PREFIXES = ("SM121_", "UV_", "VLLM_", "NCCL_", "TRITON_", "FLASHINFER_", "CCACH
 
 def write_report(machine: Machine, diagnosis: Diagnosis, output: Path) -> list[str]:
     """Write a .tar.gz; returns the names in it. Every text goes through mask()."""
-    hide = masker(machine.environment)
+    hide = masker(machine.environment, names=own_names(machine.environment))
     buffer = io.BytesIO()
     names: list[str] = []
     with (
@@ -36,7 +38,7 @@ def write_report(machine: Machine, diagnosis: Diagnosis, output: Path) -> list[s
         tarfile.open(fileobj=stream, mode="w") as archive,
     ):
         for name, text in _members(machine, diagnosis):
-            data = hide(text).encode()
+            data = (mask_json(text, hide) if name.endswith(".json") else hide(text)).encode()
             info = tarfile.TarInfo(f"{NAME}/{name}")
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
@@ -66,6 +68,10 @@ def _members(machine: Machine, diagnosis: Diagnosis) -> Iterator[tuple[str, str]
     for log in sorted(layout.log.rglob("*.log")):
         if (text := _text(log, tail=_TAIL)) is not None:
             yield f"log/{log.relative_to(layout.log)}", text
+    units = machine.root / "etc/systemd/system"
+    for file in sorted([*units.glob("sm121-*.service"), *units.glob("sm121-*.service.d/*.conf")]):
+        if (text := _text(file)) is not None:
+            yield f"system/{file.relative_to(machine.root)}", unit_text(text)
     for name in ("/etc/os-release", "/proc/driver/nvidia/version", "/proc/meminfo"):
         if text := machine.read(name):
             yield f"system{name}", text
@@ -101,10 +107,36 @@ def _versions(root: Path) -> str:
     return json.dumps(facts, indent=1) + "\n" + "\n".join(packages) + "\n"
 
 
+def unit_text(text: str) -> str:
+    """A systemd unit without what its Environment= lines set, but for the variables that may be
+    shown: `systemctl edit` is where people put their tokens."""
+    lines = []
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() not in (
+            "Environment",
+            "PassEnvironment",
+            "SetCredential",
+            "LoadCredential",
+        ):
+            lines.append(line)
+            continue
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = [""]
+        kept = [w for w in words if _shown(w.partition("=")[0])]
+        left = ["(left out)"] if len(kept) < len(words) else []
+        lines.append(f"{name.strip()}={' '.join([*map(shlex.quote, kept), *left])}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(name: str) -> bool:
+    return name in _VARIABLES or name.startswith(_PREFIXES)
+
+
 def _variables(environment: Mapping[str, str]) -> str:
     """Variables that decide something here; of the others not even the names."""
     return "".join(
-        f"{name}={value}\n"
-        for name, value in sorted(environment.items())
-        if name in _VARIABLES or name.startswith(_PREFIXES)
+        f"{name}={value}\n" for name, value in sorted(environment.items()) if _shown(name)
     )

@@ -14,8 +14,7 @@ from sm121.fetch import Cache
 from sm121.gitrepo import Repository, unreachable
 from sm121.index import locate
 from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files, read_lock
-from sm121.pins.model import FLASHINFER, TVM_FFI
-from sm121.pins.model import SourcePin
+from sm121.pins.model import FLASHINFER, TVM_FFI, SourcePin
 from sm121.source.clones import find_commit, open_clones
 from sm121.source.thirdparty import is_made, used_submodules
 from sm121.source.vllm import sdist_file

@@ -128,9 +128,10 @@ def _reasons(
 
 def describe(
     context: Context, results: Results, ours: Path, wheels: Sequence[WheelEntry],
-    checks: Sequence[Check],
+    checks: Sequence[Check], files: Mapping[str, str],
 ) -> Manifest:  # fmt: skip
-    """The manifest. ours: vLLM's wheel. checks: verdicts on the set; that wheel's are added."""
+    """The manifest. ours: vLLM's wheel. checks: verdicts on the set; that wheel's are added.
+    files: the scripts beside the wheels."""
     source, patch = results["source"], results["patch"]
     stack = context.stack
     overlay = results.get("overlay")
@@ -194,4 +195,5 @@ def describe(
             gpu_check,
             *checks,
         ),
+        files=dict(files),
     )

@@ -162,7 +162,8 @@ class Manifest(Entry):
 
     complete: holds every wheel of the lock, and so can be installed offline. notices: what a
     person who copies or publishes the folder must know. jit_cache: null if the stack lists no
-    modules for one.
+    modules for one. files: scripts that run on a node, and what they
+    read; all of the folder is in SHA256SUMS.
     """
 
     schema_version: Literal[1]
@@ -185,6 +186,7 @@ class Manifest(Entry):
     wheels: tuple[WheelEntry, ...]
     jit_cache: JitCacheEntry | None = None
     checks: tuple[Check, ...]
+    files: dict[str, Sha256] = {}
 
 
 def load_manifest(folder: Path) -> Manifest | None:

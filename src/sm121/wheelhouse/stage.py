@@ -18,6 +18,7 @@ from sm121.lock.pylock import LockedFile, lock_path, make_lock, render_lock
 from sm121.repair.stage import RepairStage, family_files, fetch_family
 from sm121.rules.model import FILE as RULES
 from sm121.rules.model import load_rules
+from sm121.serve.load import carried
 from sm121.wheelhouse.check import check_set
 from sm121.wheelhouse.describe import describe, tools, wheel_entry
 from sm121.wheelhouse.manifest import FILE as MANIFEST
@@ -59,6 +60,9 @@ class WheelhouseStage:
         if context.options.with_deps:
             inputs["repaired wheels"] = str(results["repair"]["fingerprint"])
             inputs["family rules"] = context.memory.sha256(context.layout.pins / RULES)
+            inputs["how to install and serve"] = json.dumps(
+                {f.name: context.memory.sha256(f) for f in scripts(context)}
+            )
         return inputs
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
@@ -89,12 +93,15 @@ class WheelhouseStage:
                 changes=tuple(made.get("changes", ())),
             )  # fmt: skip
             entries, checks = [ours, *jit_cache(context, results, fresh)], [_NO_DEPENDENCIES]
+            extra = scripts(context) if context.options.with_deps else ()
             if context.options.with_deps:
                 entries += gather(context, results, fresh)
                 (fresh / PYLOCK).write_text(wheelhouse_lock(context, entries), encoding="utf-8")
-                shutil.copyfile(INSTALLER, fresh / INSTALLER.name)
+                for file in extra:
+                    shutil.copyfile(file, fresh / file.name)
                 wheels, checks = check_set(fresh, load_rules(context.layout.pins), context.runtime)
-            described = describe(context, results, fresh / wheel.name, entries, checks)
+            files = {f.name: context.memory.sha256(f) for f in extra}
+            described = describe(context, results, fresh / wheel.name, entries, checks, files)
             manifest = render(described)
             (fresh / MANIFEST).write_text(manifest, encoding="utf-8")
             if context.options.with_deps:
@@ -107,6 +114,12 @@ class WheelhouseStage:
             # Renamed with the folder: the same files, known by their hash already.
             context.memory.moved(fresh / name, final / name)
         return {"manifest": sha256_text(manifest)}
+
+
+def scripts(context: Context) -> tuple[Path, ...]:
+    """What runs on a node, and what it reads: install.py, and for a stack that can be served,
+    serve.toml and the scripts around a start (sm121.serve)."""
+    return (INSTALLER, *carried(context.layout.pins, context.stack_name))
 
 
 def made_wheel(results: Results) -> Mapping[str, Any]:

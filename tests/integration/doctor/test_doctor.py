@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ import pytest
 
 from sm121.__main__ import main
 from sm121.context import Context
+from sm121.doctor.archive import write_report
 from sm121.doctor.gpu import check_gpu
 from sm121.doctor.machine import Machine
-from sm121.doctor.model import SCHEMA_FILE, Check
+from sm121.doctor.model import SCHEMA_FILE, Check, Diagnosis
 from sm121.doctor.tools import check_nvcc
 from support.environments import snapshot
 from support.gits import Work
@@ -319,3 +321,40 @@ def test_source_that_cannot_be_had_is_a_fault_before_the_build(
     there = sources_of(doctor, "--offline", f"--clone={work.path}")
     assert (there["build"], there["found"]) == ("ok", "in clones: cutlass")
     assert snapshot(work.path) == before
+
+
+def test_report_takes_the_units_but_not_what_people_set_in_them(
+    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a log that holds a key and tokens, and the names of the person and the machine."""
+    monkeypatch.setattr("socket.gethostname", lambda: "adas-spark")
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    own = tmp_path / "etc/systemd/system/sm121-head.service.d/override.conf"
+    own.parent.mkdir(parents=True)
+    own.write_text("[Service]\nEnvironment=HF_TOKEN=hunter2secret OWN=hunter2\nRestartSec=3\n")
+    (own.parents[1] / "sm121-head.service").write_text("[Service]\nExecStart=/x --api-key hunter2secret\n")  # fmt: skip
+    (own.parents[1] / "other.service").write_text("[Service]\nExecStart=/other\n")
+    (tmp_path / "etc/sm121").mkdir()
+    (tmp_path / "etc/sm121/serve.env").write_text("VLLM_API_KEY=hunter2secret\n")
+    log = small.layout.log / "sync.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("ada@adas-spark: ssh-ed25519 AAAAC3hunter2 ada@adas-spark\nsaid " + "hf" + "_hunter2hunter2hunter2\n")  # fmt: skip
+    diagnosis = Diagnosis(
+        schema_version=1, role="run", stack="1.2.3", target="linux-aarch64", profile="smoke",
+        result="fail", plans=(), checks=(
+            Check(name="x", found='of "ada" on adas-spark, --token=hunter2secret', build="ok", run="ok"),
+        ),
+    )  # fmt: skip
+    output = tmp_path / "r.tar.gz"
+    write_report(Machine(context=small, root=tmp_path, environment={}), diagnosis, output)
+    with tarfile.open(output) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive.getmembers()}  # type: ignore[union-attr]
+    everything = "\n".join(texts.values())
+    assert "hunter2" not in everything
+    assert "adas-spark" not in everything
+    assert not re.search(r"\bada\b", everything)
+    assert "OWN" not in everything
+    assert "RestartSec=3" in texts["sm121-report/system/etc/systemd/system/sm121-head.service.d/override.conf"]  # fmt: skip
+    assert not any("other.service" in name or "serve.env" in name for name in texts)
+    (check,) = json.loads(texts["sm121-report/doctor.json"])["checks"]
+    assert check["found"] == 'of "USER" on HOST, --token=***'

@@ -14,8 +14,9 @@ import jsonschema
 import pytest
 
 from sm121 import fetch
+from sm121.__main__ import main
 from sm121.context import Context
-from sm121.errors import CheckFailed, FamilyFault, NetworkFault, WheelFault
+from sm121.errors import CheckFailed, FamilyFault, NetworkFault, PinsFault, WheelFault
 from sm121.lock.pylock import (
     LockedFile,
     lock_path,
@@ -30,6 +31,7 @@ from sm121.repair.stage import RepairStage
 from sm121.repair.wheel import read_wheel
 from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, load_manifest
 from sm121.wheelhouse.stage import WheelhouseStage
+from support.nodes import two_nodes, write_nodes
 from support.servers import serve_index
 from support.stacks import minimal, write_stack
 from support.wheels import make_wheel
@@ -70,10 +72,13 @@ class Site:
             lock, lock_path(self.context.layout.pins, "1.2.3", "family", self.context.runtime)
         )
 
-    def gather(self) -> Path:
-        results = dict(RESULTS)
+    def results(self) -> dict[str, Any]:
+        results: dict[str, Any] = dict(RESULTS)
         results["repair"] = {**RepairStage().run(self.context, results), "fingerprint": "f"}
-        WheelhouseStage().run(self.context, results)
+        return results
+
+    def gather(self) -> Path:
+        WheelhouseStage().run(self.context, self.results())
         return self.context.layout.wheelhouse
 
     @property
@@ -152,6 +157,38 @@ def test_wheelhouse_is_whole_and_says_what_is_in_it(site: Site) -> None:
     assert torch.original.sha256 == hashlib.sha256(vendor.read_bytes()).hexdigest()
     assert "not for publishing" in manifest.notices[0]
     assert {c.name: c.verdict for c in manifest.checks}["requirements"] == "passed"
+
+
+def test_it_carries_how_to_serve_where_the_stack_says_how(
+    site: Site, root: Path, tmp_path: Path
+) -> None:
+    """Flat files, in SHA256SUMS and in the manifest; the verb renders from them alone."""
+    assert set(site.gather().glob("serve*")) == set()
+    before = WheelhouseStage().inputs(site.context, site.results())
+    shutil.copy(root / "pins/0.26.0/serve.toml", site.context.layout.pins / "1.2.3/serve.toml")
+    assert WheelhouseStage().inputs(site.context, site.results()) != before
+    folder = site.gather()
+    names = {"install.py", "serve.toml", "serve_check.py", "serve_node.py", "serve_start.py"}
+    assert set(site.manifest.files) == names
+    sums = dict(
+        reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines()
+    )
+    for name, digest in site.manifest.files.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest == sums[name]
+    assert sum((folder / name).stat().st_size for name in names) < 60_000
+    nodes = write_nodes(tmp_path / "nodes.toml", two_nodes())
+    out = tmp_path / "out"
+    assert (
+        main(["serve", "--nodes", str(nodes), "--wheelhouse", str(folder), "--out", str(out)]) == 0
+    )
+    assert "stack 1.2.3" in (out / "worker/sm121-worker.service").read_text()
+    assert main(["serve", "--nodes", str(nodes), "--wheelhouse", str(folder), "--stack", "0.26.0", "--out", str(out)]) == 2  # fmt: skip
+
+
+def test_a_faulty_serve_toml_is_refused_before_anything_is_made(site: Site) -> None:
+    (site.context.layout.pins / "1.2.3/serve.toml").write_text("schema = 2\n")
+    with pytest.raises(PinsFault, match=r"serve\.toml has"):
+        WheelhouseStage().inputs(site.context, site.results())
 
 
 def test_its_lock_has_bare_names_and_the_hashes_of_what_lies_there(site: Site) -> None:
