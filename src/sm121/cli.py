@@ -37,6 +37,7 @@ VERBS = {
     "rebase": Verb("rebase", "move the patch series to another upstream; --check tries all"),
     "export": Verb("export", "write the edited series back to patches/"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
+    "sync": Verb("sync", "the wheelhouse to the nodes: install, compare, switch, roll back"),
     "doctor": Verb("doctor", "is this machine able to build, or to run, this?"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),
 }

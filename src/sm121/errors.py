@@ -76,6 +76,10 @@ class AbiFault(CheckFailed):
     """verify-abi found a binary that does not fit."""
 
 
+class NodeFault(CheckFailed):
+    """What lies on a node is not what was sent there, or nodes differ."""
+
+
 class UsageFault(Sm121Error):
     """Wrong command-line usage."""
 
@@ -110,8 +114,12 @@ class OutOfMemory(EnvironmentFault):
     """The kernel killed a compiler (exit 137), almost always for memory."""
 
 
+class HostKeyFault(EnvironmentFault):
+    """A host's key is not the known one, or not known at all."""
+
+
 class Busy(EnvironmentFault):
-    """Another run holds the build folder."""
+    """Another run holds the build folder, or another sync a node."""
 
 
 class ToolFailed(Sm121Error):

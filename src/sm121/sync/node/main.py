@@ -1,0 +1,253 @@
+"""The node's side of a sync: one request after the other, as long as the other end is heard.
+
+A line in is a request (JSON) or empty (a beat); a line out is PREFIX and JSON: an event, an answer
+or a refusal. If nothing is heard for SILENCE_S, or the link closes, everything here ends, and with
+it the lock; the other end's rerun goes on from what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import selectors
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sm121.abi.elf import read_elf
+from sm121.abi.source import FileSource, Malformed
+from sm121.doctor import facts
+from sm121.sync.node import installed, installing
+from sm121.sync.node.listing import parse_listing, release_id
+from sm121.sync.node.lock import SILENCE_S, Lock
+from sm121.sync.node.refusal import CHECK, DISK, ENVIRONMENT, HASH, Refused
+from sm121.sync.node.releases import SUMS, Releases, is_finished
+from sm121.sync.node.store import Store
+
+PREFIX = "sm121> "
+_NCCL = "nvidia/nccl/lib/libnccl.so.2"
+
+
+class Agent:
+    """root: the folder on this node that everything lies in."""
+
+    def __init__(self, root: Path, *, make: bool) -> None:
+        check_root(root, make=make)
+        self.store, self.releases, self.root = Store(root), Releases(root), root
+        self.lock = Lock(root) if make else None
+        if make:
+            self.store.make()
+            self.releases.make()
+
+    def hold(self, who: str) -> dict[str, Any]:
+        assert self.lock is not None
+        self.lock.take(who)
+        return {}
+
+    def plan(self, text: str) -> dict[str, Any]:
+        """What this node lacks of a release, by hash. Reads every object unless it is current."""
+        files, release = parse_listing(text), release_id(text)
+        current = self.releases.pointed("current")
+        standing = current == release and self.releases.installed(release)
+        absent, altered = self.store.damaged(files.values(), thorough=not standing)
+        if standing and not (absent or altered):
+            # The folder's names are links to the store; a file put in the place of one is not.
+            place = self.releases.path(release)
+            standing = all(
+                (place / name).is_file() and (place / name).samefile(self.store.path(digest))
+                for name, digest in files.items()
+            )
+        missing = absent | altered
+        usage = os.statvfs(self.root)
+        return {
+            "current": current,
+            "standing": standing and not missing,
+            "installed": self.releases.installed(release),
+            "has_environment": is_finished(
+                self.releases.environments / files.get(SUMS, "none")[:16]
+            ),
+            "missing": sorted(missing),
+            "altered": sorted(name for name, digest in files.items() if digest in altered),
+            "arrived": self.store.arriving(missing),
+            "free": usage.f_bavail * usage.f_frsize,
+        }
+
+    def admit(self, sizes: dict[str, int]) -> dict[str, Any]:
+        return {"bad": self.store.admit(sizes)}
+
+    def install(self, text: str, signature: str, options: list[str], again: bool) -> dict[str, Any]:
+        """Make the release's folder and environment, and check what is installed. Not yet current."""
+        files, release = parse_listing(text), release_id(text)
+        signer = installing.check_signature(self.root, text, signature)
+        absent, altered = self.store.damaged(files.values(), thorough=False)
+        if bad := [name for name, digest in files.items() if digest in absent | altered]:
+            raise Refused(HASH, f"{len(bad)} file(s) of the release are not whole on this node.",
+                          details=bad[:10], remedy="Run the same command again.")  # fmt: skip
+        self.releases.assemble(release, text, signature, self.store)
+        place, environment = self.releases.path(release), self.releases.environment(release)
+
+        def verify() -> list[dict[str, object]]:
+            found, _, _ = installed.deviations(environment, sorted(place.glob("*.whl")))
+            # What an installer leaves of its own is no fault of what was sent.
+            return [one for one in found if one["kind"] != "stray"]
+
+        made, found = installing.install(
+            place, environment, options, again=again, say=say, verify=verify
+        )
+        return {"release": release, "made": made, "signer": signer, "deviations": found}
+
+    def switch(self, release: str, keep: int) -> dict[str, Any]:
+        """Make a release current, then remove what is older than the kept ones."""
+        self.releases.switch(release)
+        return {"removed": self.releases.prune(keep, self.store)}
+
+    def rollback(self) -> dict[str, Any]:
+        old, new = self.releases.rollback()
+        return {"from": old, "to": new}
+
+    def compare(self) -> dict[str, Any]:
+        """The current release against its wheels, and the machine's facts."""
+        release = self.releases.pointed("current")
+        answer: dict[str, Any] = {
+            "release": release,
+            "facts": facts.gather(),
+            "root": str(self.root),
+        }
+        if not release or not self.releases.installed(release):
+            return {**answer, "release": "", "files": {}, "altered": [], "deviations": [],
+                    "count": 0, "digest": "", "nccl": "", "python": ""}  # fmt: skip
+        files, place = self.releases.listing(release), self.releases.path(release)
+        environment = self.releases.environment(release)
+        absent, altered = self.store.damaged(files.values(), thorough=True)
+        bad = absent | altered
+        found, count, digest = installed.deviations(
+            environment,
+            [place / n for n, d in files.items() if n.endswith(".whl") and d not in bad],
+        )
+        return {
+            **answer, "files": files, "deviations": found, "count": count, "digest": digest,
+            "altered": [name for name, digest in files.items() if digest in bad],
+            "nccl": nccl(environment), "python": python_version(environment),
+        }  # fmt: skip
+
+
+def check_root(root: Path, *, make: bool) -> None:
+    """Raises Refused unless the folder is ours alone to write, or can be made so."""
+    me = os.environ.get("USER") or str(os.getuid())
+    remedy = f"There, once: sudo install -d -o {me} -m 755 {root}; or give another folder with --root."  # fmt: skip
+    try:
+        if make:
+            root.mkdir(parents=True, exist_ok=True)
+        stat = root.stat()
+    except FileNotFoundError as error:
+        raise Refused(ENVIRONMENT, f"There is no {root} on this node.", cause="nothing was synced to it",
+                      remedy="Sync a wheelhouse to it first, or give another folder with --root.") from error  # fmt: skip
+    except OSError as error:
+        raise Refused(ENVIRONMENT, f"{root} can't be made on this node.", cause=str(error), remedy=remedy) from error  # fmt: skip
+    if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
+        raise Refused(
+            ENVIRONMENT, f"{root} on this node is not this user's alone.",
+            cause=f"owner {stat.st_uid}, mode {stat.st_mode & 0o777:o}; whoever can write there decides what the service runs",
+            remedy=remedy,
+        )  # fmt: skip
+
+
+def nccl(environment: Path) -> str:
+    """Version and build id of the environment's NCCL; two builds of one version behaved
+    differently (cases.md 11)."""
+    for library in environment.glob(f"lib/python3.*/site-packages/{_NCCL}"):
+        data = library.read_bytes()
+        match = re.search(rb"NCCL version (\d+\.\d+\.\d+\S*)", data)
+        handle = os.open(library, os.O_RDONLY)
+        try:
+            build = read_elf(FileSource(handle)).build_id or "none"
+        except Malformed:
+            build = "unreadable"
+        finally:
+            os.close(handle)
+        version = match[1].decode(errors="replace") if match else "unknown version"
+        return f"{version}, build id {build}"
+    return ""
+
+
+def python_version(environment: Path) -> str:
+    """The interpreter's version, as pyvenv.cfg has it."""
+    try:
+        lines = (environment / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return ""
+    values = dict(line.partition(" = ")[::2] for line in lines)
+    return values.get("version_info", values.get("version", ""))
+
+
+def say(text: str) -> None:
+    """A line of a tool that runs here."""
+    answer({"event": "log", "text": text})
+
+
+def answer(message: dict[str, Any]) -> None:
+    sys.stdout.write(f"{PREFIX}{json.dumps(message)}\n")
+    sys.stdout.flush()
+
+
+def listen(requests: queue.Queue[str], heard: Callable[[], None]) -> None:
+    """Read lines from standard input until it ends or nothing comes for SILENCE_S; then end this
+    process, whatever it does."""
+    handle = sys.stdin.fileno()
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(handle, selectors.EVENT_READ)
+        while selector.select(SILENCE_S):
+            block = os.read(handle, 1 << 16)
+            if not block:
+                break
+            heard()
+            *lines, pending = (pending + block).split(b"\n")
+            for line in filter(None, lines):
+                requests.put(line.decode())
+    installing.stop()
+    os._exit(4)
+
+
+def main(root: str, make: bool) -> None:
+    """Answer requests: {"do": method of Agent, …its arguments}."""
+    os.umask(0o022)
+    try:
+        agent = Agent(Path(root), make=make)
+    except Refused as refused:
+        refuse(refused)
+        return
+    requests: queue.Queue[str] = queue.Queue()
+    beat = agent.lock.beat if agent.lock else lambda: None
+    threading.Thread(target=listen, args=(requests, beat), daemon=True).start()
+    answer({"event": "ready", "host": os.uname().nodename})
+    while True:
+        request = json.loads(requests.get())
+        try:
+            answer({"event": "done", "result": getattr(agent, request.pop("do"))(**request)})
+        except Refused as refused:
+            refuse(refused)
+        except OSError as error:
+            full = error.errno in (28, 122)
+            refuse(
+                Refused(
+                    DISK if full else ENVIRONMENT,
+                    "No space left on this node." if full else f"The node's system refused: {error.strerror}.",
+                    cause=str(error), remedy="Mend that there, then run the same command again.",
+                )
+            )  # fmt: skip
+        except Exception as error:
+            refuse(Refused(CHECK, f"The node's side failed: {type(error).__name__}: {error}"))
+
+
+def refuse(refused: Refused) -> None:
+    answer(
+        {
+            "event": "refused", "kind": refused.kind, "what": refused.what, "cause": refused.cause,
+            "remedy": refused.remedy, "details": refused.details,
+        }
+    )  # fmt: skip
