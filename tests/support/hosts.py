@@ -258,6 +258,11 @@ class Hosts:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
+    def remote(self, command: str) -> str:
+        """Run a command on the worker as `sync` does: by a non-interactive ssh."""
+        ssh = ["ssh", "-F", str(self.folder / "ssh_config"), NAME, command]
+        return self.on("head", *ssh)
+
     def site(self, host: str = "worker") -> Path:
         """site-packages of a host's current environment, seen from here."""
         (site,) = (self.disk(host) / "current/env").resolve().glob("lib/python3*/site-packages")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import DiskFull, HashMismatch, NodeFault
+from sm121.errors import DiskFull, HashMismatch, NetworkFault, NodeFault, ToolFailed
 from sm121.sync.agent import Agent, agent_on
 from sm121.sync.hosts import Node
 from sm121.sync.release import Release
@@ -90,7 +91,7 @@ def _bring(
         + (f", and {human_bytes(arrived)} of a broken transfer" if arrived else ""),
     )  # fmt: skip
     if missing:
-        seconds = _send(agent, missing, wishes, scratch=scratch, log=log, ui=ui)
+        seconds = _send(agent, release, missing, wishes, scratch=scratch, log=log, ui=ui)
         ui.stage("sync", "run", f"{name}: sent in {human_seconds(seconds)}, {human_bytes((total - arrived) / max(seconds, 1e-3))}/s; every digest is right")  # fmt: skip
     with ui.progress("install") as bar:
         answer = agent.ask(
@@ -114,23 +115,31 @@ def _require_room(agent: Agent, release: Release, plan: dict[str, Any]) -> None:
     needed += 0 if plan["has_environment"] else release.installed_bytes
     if needed > plan["free"]:
         raise DiskFull(
-            f"{agent.node.name}: {human_bytes(plan['free'])} are free below {agent.node.root}, and about "
-            f"{human_bytes(needed)} are needed.",
-            cause="what is to be sent, and the environment that is made of it; nothing was changed",
+            f"{agent.node.name}: not enough space on this node: {human_bytes(plan['free'])} are free below "
+            f"{agent.node.root}, and about {human_bytes(needed)} are needed.",
+            cause="for what is still to be sent, and the environment that is made of it; `current` is as it was",
             remedy="Free some space there, or sync with --keep 1; `--root` names another disk.",
         )
 
 
 def _send(
-    agent: Agent, missing: dict[str, Path], wishes: Wishes, *, scratch: Path, log: Path, ui: Ui
-) -> float:
+    agent: Agent, release: Release, missing: dict[str, Path], wishes: Wishes, *, scratch: Path,
+    log: Path, ui: Ui,
+) -> float:  # fmt: skip
     """Send until every digest is right on the node; a file that is not gets one more try."""
     seconds, rest = 0.0, missing
     for _ in range(2):
-        seconds += send(
-            agent.node, rest, streams=wishes.streams, limit_kib=wishes.limit_kib, scratch=scratch,
-            log=log, ui=ui,
-        )  # fmt: skip
+        try:
+            seconds += send(
+                agent.node, rest, streams=wishes.streams, limit_kib=wishes.limit_kib,
+                scratch=scratch, log=log, ui=ui,
+            )  # fmt: skip
+        except (NetworkFault, ToolFailed):
+            # A receiver whose disk is full often ends before its message gets through.
+            with contextlib.suppress(NetworkFault):
+                room = agent.ask("room", missing=list(rest))
+                _require_room(agent, release, {**room, "has_environment": False})
+            raise
         sizes = {digest: path.stat().st_size for digest, path in rest.items()}
         bad = agent.ask("admit", sizes=sizes)["bad"]
         if not bad:

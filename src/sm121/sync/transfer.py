@@ -97,8 +97,9 @@ def _command(
     listing.write_text("".join(f"{digest}\n" for digest in share), encoding="utf-8")
     remote, destination = node.rsync("incoming")
     limit = [f"--bwlimit={limit_kib}"] if limit_kib else []
+    # If we are killed, they end too: a sync that nobody hears of must not go on (setpriv(1)).
     return [
-        "rsync", "--copy-links", "--append", "--no-whole-file", f"--files-from={listing}",
+        "setpriv", "--pdeathsig", "TERM", "rsync", "--copy-links", "--append", "--no-whole-file", f"--files-from={listing}",
         "--info=progress2", "--outbuf=L", f"--timeout={_TIMEOUT_S}", *limit, *remote,
         f"{scratch}/", destination,
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,15 +33,33 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return wheels
 
 
+def _house(
+    folder: Path, parts: dict[str, Path], *more: Path, without: str = "", **facts: object
+) -> Path:
+    wheels = [path for key, path in parts.items() if key != without]
+    return finish(wheelhouse(folder, [*wheels, *more], **{**HERE, **facts}))
+
+
 @pytest.fixture
 def make_house(tmp_path: Path, parts: dict[str, Path]) -> Make:
     """A wheelhouse; extra wheels and facts of the manifest as given."""
 
     def make(name: str = "wheelhouse", *more: Path, without: str = "", **facts: object) -> Path:
-        wheels = [path for key, path in parts.items() if key != without]
-        return finish(wheelhouse(tmp_path / name, [*wheels, *more], **{**HERE, **facts}))
+        return _house(tmp_path / name, parts, *more, without=without, **facts)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def old_house(tmp_path_factory: pytest.TempPathFactory, parts: dict[str, Path]) -> Path:
+    """A wheelhouse without the large wheel; only for reading."""
+    return _house(tmp_path_factory.mktemp("houses") / "old", parts, without="model")
+
+
+@pytest.fixture(scope="session")
+def new(tmp_path_factory: pytest.TempPathFactory, parts: dict[str, Path]) -> Path:
+    """The next one, with it; only for reading."""
+    return _house(tmp_path_factory.mktemp("houses") / "new", parts)
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +74,21 @@ def hosts(_pair: Hosts) -> Hosts:
     """Two hosts with nothing on them."""
     _pair.wipe()
     return _pair
+
+
+@pytest.fixture(scope="session")
+def _old_disk(_pair: Hosts, old_house: Path) -> Path:
+    """The disk of a node to which the old wheelhouse was synced."""
+    _pair.wipe()
+    _pair.seed(old_house)
+    _pair.sync("worker", "--wheelhouse", str(old_house))
+    kept = _pair.folder / "kept"
+    shutil.copytree(_pair.disk("worker"), kept, symlinks=True)
+    return kept
+
+
+@pytest.fixture
+def old(hosts: Hosts, _old_disk: Path) -> str:
+    """Id of the release that is current on the worker: of the old wheelhouse."""
+    shutil.copytree(_old_disk, hosts.disk("worker"), symlinks=True, dirs_exist_ok=True)
+    return hosts.current()

@@ -62,16 +62,22 @@ class Agent:
                 for name, digest in files.items()
             )
         missing = absent | altered
-        usage = os.statvfs(self.root)
         return {
+            **self.room(sorted(missing)),
             "current": current,
             "standing": standing and not missing,
             "installed": self.releases.installed(release),
             "has_environment": is_finished(
                 self.releases.environments / files.get(SUMS, "none")[:16]
             ),
-            "missing": sorted(missing),
             "altered": sorted(name for name, digest in files.items() if digest in altered),
+        }
+
+    def room(self, missing: list[str]) -> dict[str, Any]:
+        """Free bytes, and how much of the missing objects has arrived."""
+        usage = os.statvfs(self.root)
+        return {
+            "missing": missing,
             "arrived": self.store.arriving(missing),
             "free": usage.f_bavail * usage.f_frsize,
         }
@@ -237,7 +243,8 @@ def main(root: str, make: bool) -> None:
                 Refused(
                     DISK if full else ENVIRONMENT,
                     "No space left on this node." if full else f"The node's system refused: {error.strerror}.",
-                    cause=str(error), remedy="Mend that there, then run the same command again.",
+                    cause=str(error), remedy="Free some space there, then run the same command again." if full
+                    else "Mend that there, then run the same command again.",
                 )
             )  # fmt: skip
         except Exception as error:

@@ -130,7 +130,9 @@ class Store:
             self._known[digest] = identity
 
     def save(self) -> None:
-        write_atomic(self._memory, json.dumps(self._known))
+        # On a full disk: what is not remembered is read again.
+        with contextlib.suppress(OSError):
+            write_atomic(self._memory, json.dumps(self._known))
 
 
 def _identity(path: Path) -> list[int] | None:
