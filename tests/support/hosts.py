@@ -186,6 +186,10 @@ class Hosts:
         """Plug the cable between the hosts, or pull it."""
         run("ip", "-n", self.head, "link", "set", "direct0", "up" if plugged else "down")
 
+    def set_mtu(self, mtu: int) -> None:
+        """Set the worker's end of the cable to an MTU."""
+        run("ip", "-n", self.worker, "link", "set", "direct0", "mtu", str(mtu))
+
     def seed(self, house: Path, *hosts: str) -> None:
         """Put the largest wheel, uv, into the hosts' stores: what is there is not sent."""
         (wheel,) = house.glob("uv-*.whl")
@@ -211,11 +215,11 @@ class Hosts:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 
-    def sync(self, *arguments: str, code: int | None = 0) -> str:
+    def sync(self, *arguments: str, code: int | None = 0, timeout: float = 100) -> str:
         """Run it to its end; returns all that it printed."""
         done = subprocess.run(
             self.command(*arguments), env=self.environment(), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, check=False, timeout=100,
+            stderr=subprocess.STDOUT, text=True, check=False, timeout=timeout,
         )  # fmt: skip
         assert code in (None, done.returncode), done.stdout
         assert "Traceback" not in done.stdout, done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from support.environments import family, wheelhouse
 from support.hosts import Hosts, pair
 from support.stacks import minimal
+from support.tools import run
 from support.upstream import make_checkout
 from support.wheelhouses import HERE, finish, uv_wheel
 from support.wheels import make_wheel
@@ -83,12 +83,12 @@ def _old_disk(_pair: Hosts, old_house: Path) -> Path:
     _pair.seed(old_house)
     _pair.sync("worker", "--wheelhouse", str(old_house))
     kept = _pair.folder / "kept"
-    shutil.copytree(_pair.disk("worker"), kept, symlinks=True)
+    run("cp", "-a", _pair.disk("worker"), kept)  # with hard links, unlike shutil.copytree
     return kept
 
 
 @pytest.fixture
 def old(hosts: Hosts, _old_disk: Path) -> str:
     """Id of the release that is current on the worker: of the old wheelhouse."""
-    shutil.copytree(_old_disk, hosts.disk("worker"), symlinks=True, dirs_exist_ok=True)
+    run("cp", "-a", f"{_old_disk}/.", hosts.disk("worker"))
     return hosts.current()

@@ -128,15 +128,13 @@ class Agent:
                     "count": 0, "digest": "", "nccl": "", "python": ""}  # fmt: skip
         files, place = self.releases.listing(release), self.releases.path(release)
         environment = self.releases.environment(release)
-        absent, altered = self.store.damaged(files.values(), thorough=True)
-        bad = absent | altered
+        altered = self.releases.altered(release)
         found, count, digest = installed.deviations(
-            environment,
-            [place / n for n, d in files.items() if n.endswith(".whl") and d not in bad],
+            environment, [place / n for n in files if n.endswith(".whl") and n not in altered]
         )
         return {
             **answer, "files": files, "deviations": found, "count": count, "digest": digest,
-            "altered": [name for name, digest in files.items() if digest in bad],
+            "altered": altered,
             "nccl": nccl(environment), "python": python_version(environment),
         }  # fmt: skip
 

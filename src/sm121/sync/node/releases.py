@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sm121.sync.node.listing import FILE, SIGNATURE, is_id, parse_listing
 from sm121.sync.node.refusal import CHECK, ENVIRONMENT, Refused
-from sm121.sync.node.store import Store, write_atomic
+from sm121.sync.node.store import Store, sha256, write_atomic
 
 UNFINISHED = "sm121-unfinished"  # as install.py names it
 SUMS = "SHA256SUMS"
@@ -51,6 +52,13 @@ class Releases:
             return parse_listing((self.path(release) / FILE).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             return {}
+
+    def altered(self, release: str) -> list[str]:
+        """Names in a release's folder that are not what its list says; every file is read."""
+        files = self.listing(release)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            found = pool.map(lambda name: sha256(self.path(release) / name), files)
+            return [name for name, got in zip(files, found, strict=True) if got != files[name]]
 
     def environment(self, release: str) -> Path:
         """Where the environment of a release lies, be it there or not."""
