@@ -6,9 +6,9 @@ import contextlib
 import getpass
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ _FILES_SHOWN = 10
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
     """keep: releases to keep on a node. again: make the environment anew even if it stands.
-    installer: options for install.py there. limit_kib: KiB/s of each stream at most."""
+    installer: options for install.py there. limit_kib: KiB/s of each stream at most. roles: node's
+    name → folder of the release that its `serve` is to name (sm121.sync.release.gather)."""
 
     streams: int = 4
     keep: int = 2
     again: bool = False
     installer: tuple[str, ...] = ()
     limit_kib: int | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 def deploy(
@@ -74,7 +76,8 @@ def _bring(
 ) -> bool:
     """Everything but the switch; False if there is nothing to do."""
     name = agent.node.name
-    plan = agent.ask("plan", text=release.listing)
+    role = wishes.roles.get(name, "")
+    plan = agent.ask("plan", text=release.listing, role=role)
     if plan["standing"] and not wishes.again:
         ui.stage("sync", "skip", f"{name}: {release.id} is current, and whole")
         return False
@@ -95,7 +98,7 @@ def _bring(
         ui.stage("sync", "run", f"{name}: sent in {human_seconds(seconds)}, {human_bytes((total - arrived) / max(seconds, 1e-3))}/s; every digest is right")  # fmt: skip
     with ui.progress("install") as bar:
         answer = agent.ask(
-            "install", bar.update, text=release.listing, signature=release.signature,
+            "install", bar.update, text=release.listing, signature=release.signature, role=role,
             options=list(wishes.installer), again=wishes.again,
         )  # fmt: skip
     if answer["deviations"]:

@@ -1,4 +1,4 @@
-"""What is sent: the files of a wheelhouse, and what else the release carries (`serve/`)."""
+"""What is sent: the files of a wheelhouse, and what the nodes' roles need to serve."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sm121.files import HashMemory
 from sm121.pins.model import OVERLAY
 from sm121.sync.node.listing import (
     NAMESPACE,
+    WHEELHOUSE,
     check_name,
     parse_listing,
     release_id,
@@ -62,17 +63,21 @@ def gather(
     allow_partial: bool,
     serve: Mapping[str, Path] | None = None,
 ) -> Release:
-    """The release that a wheelhouse makes. serve: name → file, for the release's `serve/`.
+    """The release that a wheelhouse makes. serve: name → file, of what the
+    nodes' roles need (`head/serve.env`, `worker/…`); each node's `serve` names one of the folders.
 
     Raises UsageFault (not a wheelhouse, or not one for a node), HashMismatch (damaged), and
     CheckFailed for a name or a link that could lead out of the folder.
     """
     manifest = _fitting(folder, allow_partial)
     try:
-        listed = parse_listing((folder / SUMS).read_text(encoding="utf-8"))
-        files = {name: folder / name for name in listed}
-        files[SUMS] = folder / SUMS
-        files |= {check_name(f"serve/{name}"): path for name, path in (serve or {}).items()}
+        listed = {
+            check_name(f"{WHEELHOUSE}/{name}"): digest
+            for name, digest in parse_listing((folder / SUMS).read_text(encoding="utf-8")).items()
+        }
+        files = {name: folder / name.partition("/")[2] for name in listed}
+        files[f"{WHEELHOUSE}/{SUMS}"] = folder / SUMS
+        files |= {check_name(name): path for name, path in (serve or {}).items()}
     except OSError as error:
         raise HashMismatch(f"{folder / SUMS} can't be read.", cause=str(error)) from error
     except Refused as refused:
@@ -86,7 +91,9 @@ def gather(
     missing = [name for name, path in files.items() if not path.is_file()]
     digests = {name: memory.sha256(path) for name, path in files.items() if name not in missing}
     altered = [name for name, digest in listed.items() if digests.get(name, digest) != digest]
-    unlisted = sorted(p.name for p in folder.glob("*.whl") if p.name not in listed)
+    unlisted = sorted(
+        p.name for p in folder.glob("*.whl") if f"{WHEELHOUSE}/{p.name}" not in listed
+    )
     if missing or altered or unlisted:
         raise HashMismatch(
             f"The wheelhouse {folder} is damaged; nothing was sent.",

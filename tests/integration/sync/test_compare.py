@@ -125,13 +125,13 @@ def test_equal_nodes_and_what_changes_by_hand(both: Hosts, old_house: Path, tmp_
 
 def test_wheel_cut_short_on_a_node(both: Hosts) -> None:
     """cases.md 18: found by reading, even if size and time are as before."""
-    wheel = next((both.disk("worker") / "current/").glob("torchvision-*.whl"))
+    wheel = next((both.disk("worker") / "current/wheelhouse").glob("torchvision-*.whl"))
     stat = wheel.stat()
     data = wheel.read_bytes()
     wheel.write_bytes(data[:-1] + b"!")
     os.utime(wheel, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     _, _, found = compare(both, 1)
-    assert found["files of the release"] == {"worker": wheel.name}
+    assert found["files of the release"] == {"worker": f"wheelhouse/{wheel.name}"}
 
 
 def test_made_apart(hosts: Hosts, old: str, new: Path) -> None:

@@ -155,7 +155,7 @@ def test_wheel_altered_on_the_node(hosts: Hosts, old: str, old_house: Path, new:
     """cases.md 18: what is cut short or changed there is found before anything is switched."""
     listing = (hosts.disk("worker") / "releases" / old / "RELEASE").read_text()
     for name, damage in (("torch-", lambda b: b[:-9]), ("torchvision-", lambda b: b[:-1] + b"!")):
-        digest = next(line[:64] for line in listing.splitlines() if f"  {name}" in line)
+        digest = next(line[:64] for line in listing.splitlines() if f"  wheelhouse/{name}" in line)
         stored = hosts.disk("worker") / "store" / digest
         good = stored.read_bytes()
         stored.write_bytes(damage(good))
@@ -163,7 +163,7 @@ def test_wheel_altered_on_the_node(hosts: Hosts, old: str, old_house: Path, new:
         assert f"{name}" in said
         assert "was altered there; it is sent anew" in said
         assert stored.read_bytes() == good
-        released = next((hosts.disk("worker") / "releases" / old).glob(f"{name}*"))
+        released = next((hosts.disk("worker") / "releases" / old / "wheelhouse").glob(f"{name}*"))
         assert released.samefile(stored)
         works(hosts, old)
     # What lies in incoming/ from before, and is something else.

@@ -46,8 +46,9 @@ def test_releases_come_and_go(hosts: Hosts, make_house, tmp_path: Path) -> None:
     assert moved(seeded, stored) == len(list(houses["1.0"].iterdir())) - 1  # all but uv
     assert says(hosts) == "1.0"
     release = hosts.disk("worker") / "releases" / first
-    assert {f.name for f in release.iterdir()} == {f.name for f in houses["1.0"].iterdir()} | {"RELEASE", "env"}  # fmt: skip
-    for file in release.iterdir():
+    assert {f.name for f in release.iterdir()} == {"RELEASE", "env", "wheelhouse"}
+    assert {f.name for f in (release / "wheelhouse").iterdir()} == {f.name for f in houses["1.0"].iterdir()}  # fmt: skip
+    for file in [release / "RELEASE", *(release / "wheelhouse").iterdir()]:
         assert file.is_dir() or file.stat().st_mode & 0o777 == 0o644
 
     began = time.monotonic()

@@ -15,7 +15,7 @@ SHA = "a" * 64
 @pytest.mark.parametrize(
     "name",
     ["/etc/passwd", "..", "../x", "serve/../../x", "serve/..", "a/b/c", ".hidden", "serve/.x", "", "a//b",
-     "a/", "a\0b", "a\nb", "a\\b", "-oProxyCommand", "env", "env/bin", "RELEASE", "RELEASE.sig", "~root", "a b", "$x"],
+     "a/", "a\0b", "a\nb", "a\\b", "-oProxyCommand", "env", "env/bin", "serve", "serve/x", "RELEASE", "RELEASE.sig", "~root", "a b", "$x"],
 )  # fmt: skip
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(Refused, match="not a name that a release may hold"):
@@ -25,7 +25,7 @@ def test_names_that_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["torch-2.11.0-1sm121-cp312-cp312-manylinux_2_28_x86_64.whl", "vllm-0.26.0+sm121.smoke-cp312-cp312-linux_aarch64.whl",
-     "serve/serve.env", "serve/vllm-worker@.service", "SHA256SUMS", "a-1!2.0-py3-none-any.whl"],
+     "head/serve.env", "worker/sm121-worker.service", "SHA256SUMS", "a-1!2.0-py3-none-any.whl"],
 )  # fmt: skip
 def test_names_that_wheelhouses_have(name: str) -> None:
     assert check_name(name) == name

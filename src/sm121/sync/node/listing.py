@@ -17,10 +17,13 @@ SIGNATURE = "RELEASE.sig"
 NAMESPACE = "sm121"
 ID_LENGTH = 16
 # What a release's folder holds beside the files of its list.
-RESERVED = (FILE, SIGNATURE, "env")
+RESERVED = (FILE, SIGNATURE, "env", "serve")
+# Where the wheelhouse lies in it, and what lists that.
+WHEELHOUSE = "wheelhouse"
+SUMS = f"{WHEELHOUSE}/SHA256SUMS"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[0-9a-f]{16}")
-# One folder at most (`serve/serve.env`). No leading dot: neither `..` nor hidden files.
+# One folder at most (`head/serve.env`). No leading dot: neither `..` nor hidden files.
 _PART = r"[A-Za-z0-9_+][A-Za-z0-9._+!@-]*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})?")
 

@@ -22,10 +22,10 @@ from sm121.abi.elf import read_elf
 from sm121.abi.source import FileSource, Malformed
 from sm121.doctor import facts
 from sm121.sync.node import installed, installing
-from sm121.sync.node.listing import parse_listing, release_id
+from sm121.sync.node.listing import SUMS, WHEELHOUSE, parse_listing, release_id
 from sm121.sync.node.lock import SILENCE_S, Lock
 from sm121.sync.node.refusal import CHECK, DISK, ENVIRONMENT, HASH, Refused
-from sm121.sync.node.releases import SUMS, Releases, is_finished
+from sm121.sync.node.releases import Releases, is_finished
 from sm121.sync.node.store import Store
 
 PREFIX = "sm121> "
@@ -48,7 +48,7 @@ class Agent:
         self.lock.take(who)
         return {}
 
-    def plan(self, text: str) -> dict[str, Any]:
+    def plan(self, text: str, role: str) -> dict[str, Any]:
         """What this node lacks of a release, by hash. Reads every object unless it is current."""
         files, release = parse_listing(text), release_id(text)
         current = self.releases.pointed("current")
@@ -61,6 +61,8 @@ class Agent:
                 (place / name).is_file() and (place / name).samefile(self.store.path(digest))
                 for name, digest in files.items()
             )
+            if role:
+                standing = standing and (place / "serve").is_symlink() and str((place / "serve").readlink()) == role  # fmt: skip
         missing = absent | altered
         return {
             **self.room(sorted(missing)),
@@ -85,7 +87,9 @@ class Agent:
     def admit(self, sizes: dict[str, int]) -> dict[str, Any]:
         return {"bad": self.store.admit(sizes)}
 
-    def install(self, text: str, signature: str, options: list[str], again: bool) -> dict[str, Any]:
+    def install(
+        self, text: str, signature: str, role: str, options: list[str], again: bool
+    ) -> dict[str, Any]:
         """Make the release's folder and environment, and check what is installed. Not yet current."""
         files, release = parse_listing(text), release_id(text)
         signer = installing.check_signature(self.root, text, signature)
@@ -93,16 +97,17 @@ class Agent:
         if bad := [name for name, digest in files.items() if digest in absent | altered]:
             raise Refused(HASH, f"{len(bad)} file(s) of the release are not whole on this node.",
                           details=bad[:10], remedy="Run the same command again.")  # fmt: skip
-        self.releases.assemble(release, text, signature, self.store)
-        place, environment = self.releases.path(release), self.releases.environment(release)
+        self.releases.assemble(release, text, signature=signature, role=role, store=self.store)
+        house = self.releases.path(release) / WHEELHOUSE
+        environment = self.releases.environment(release)
 
         def verify() -> list[dict[str, object]]:
-            found, _, _ = installed.deviations(environment, sorted(place.glob("*.whl")))
+            found, _, _ = installed.deviations(environment, sorted(house.glob("*.whl")))
             # What an installer leaves of its own is no fault of what was sent.
             return [one for one in found if one["kind"] != "stray"]
 
         made, found = installing.install(
-            place, environment, options, again=again, say=say, verify=verify
+            house, environment, options, again=again, say=say, verify=verify
         )
         return {"release": release, "made": made, "signer": signer, "deviations": found}
 

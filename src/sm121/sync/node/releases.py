@@ -1,6 +1,9 @@
 """`releases/<id>/`, `current` and `previous`, and which of them are kept.
 
-    releases/<id>/           links to objects of the store, RELEASE, RELEASE.sig
+    releases/<id>/           RELEASE, RELEASE.sig, and hard links to objects of the store:
+    releases/<id>/wheelhouse   the wheelhouse
+    releases/<id>/head, worker   what each role of the nodes needs to serve
+    releases/<id>/serve      -> head or worker, on a node that has a role
     releases/<id>/env        -> ../../environments/<digest of the wheelhouse>
     environments/<digest>/   what install.py made; releases of one wheelhouse share it
     current, previous        -> releases/<id>
@@ -17,12 +20,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sm121.sync.node.listing import FILE, SIGNATURE, is_id, parse_listing
+from sm121.sync.node.listing import FILE, SIGNATURE, SUMS, is_id, parse_listing
 from sm121.sync.node.refusal import CHECK, ENVIRONMENT, Refused
 from sm121.sync.node.store import Store, sha256, write_atomic
 
 UNFINISHED = "sm121-unfinished"  # as install.py names it
-SUMS = "SHA256SUMS"
 
 
 class Releases:
@@ -68,8 +70,11 @@ class Releases:
         """Is it whole, with an environment that install.py finished?"""
         return bool(self.listing(release)) and is_finished(self.environment(release))
 
-    def assemble(self, release: str, text: str, signature: str, store: Store) -> None:
-        """Make (or mend) the release's folder out of objects that the store has."""
+    def assemble(
+        self, release: str, text: str, *, signature: str, role: str, store: Store
+    ) -> None:  # fmt: skip
+        """Make (or mend) the release's folder out of objects that the store has. role: the folder
+        of it that `serve` is to name, '' for none."""
         final = self.path(release)
         files = parse_listing(text)
         making = final if final.is_dir() else self.folder / f".{release}.making"
@@ -92,10 +97,11 @@ class Releases:
         write_atomic(making / FILE, text)
         if signature:
             write_atomic(making / SIGNATURE, signature)
-        link = making / "env"
-        target = f"../../environments/{files[SUMS][:16]}"
-        if not link.is_symlink() or str(link.readlink()) != target:
-            link.symlink_to(target)
+        _link(making / "env", f"../../environments/{files[SUMS][:16]}")
+        if role and not any(name.startswith(f"{role}/") for name in files):
+            raise Refused(CHECK, f"The release holds no folder {role!r}.")
+        if role:
+            _link(making / "serve", role)
         _sync_folder(making)
         if making != final:
             making.rename(final)
@@ -164,11 +170,16 @@ class Releases:
         return gone
 
     def _point(self, name: str, release: str) -> None:
-        temporary = self.root / f".{name}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(f"releases/{release}")
-        temporary.replace(self.root / name)
+        _link(self.root / name, f"releases/{release}")
         _sync_folder(self.root)
+
+
+def _link(place: Path, target: str) -> None:
+    """A symbolic link, in the place of what had its name, by renaming."""
+    temporary = place.with_name(f".{place.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(place)
 
 
 def is_finished(environment: Path) -> bool:
