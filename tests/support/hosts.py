@@ -258,7 +258,7 @@ class Hosts:
 
     def on(self, host: str, *argv: str | Path, code: int = 0) -> str:
         """Run a program on a host."""
-        done = subprocess.run(self.shell(host, 'exec "$@"', *map(str, argv)), capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(self.shell(host, 'exec "$@"', *map(str, argv)), capture_output=True, text=True, check=False, env=self.environment())  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from sm121.errors import UsageFault
+from sm121.files import HashMemory
+from sm121.sync.release import gather
 from support.hosts import Hosts
 from support.wheels import make_wheel
 
@@ -104,6 +110,52 @@ def test_both_nodes_at_one_path(hosts: Hosts, make_house) -> None:
         assert one.is_symlink() or one.read_bytes() == other.read_bytes()
     said = hosts.sync("here", "worker", "--compare", code=None)
     assert "digest of the installed files" not in said
+
+
+def test_what_a_role_needs(hosts: Hosts, old: str, old_house: Path, tmp_path: Path) -> None:
+    """Both roles' files are in the release; each node's `serve` names its own, and other settings
+    make another release with the same environment, in seconds."""
+    release = serving(hosts, old_house, tmp_path, "NCCL_DEBUG=WARN")
+    disk = hosts.disk("worker")
+    assert hosts.current() == release != old
+    assert (disk / "current/serve/serve.env").read_text() == "NCCL_DEBUG=WARN worker"
+    assert (disk / "current/head/serve.env").read_text() == "NCCL_DEBUG=WARN head"
+    assert (disk / "current/env").resolve() == (disk / "releases" / old / "env").resolve()
+    assert len(list((disk / "environments").iterdir())) == 1
+    with pytest.raises(UsageFault, match="looks as if it held a credential"):
+        serving(hosts, old_house, tmp_path, "VLLM_API_KEY=hunter2secret")
+
+
+def serving(hosts: Hosts, house: Path, folder: Path, text: str) -> str:
+    """Deploy to the worker with files of its role, through Python (the rendered ones are another
+    part's); returns the release's id."""
+    files = {}
+    for role in ("head", "worker"):
+        files[f"{role}/serve.env"] = folder / role
+        files[f"{role}/serve.env"].write_text(f"{text} {role}")
+    release = gather(house, HashMemory(folder / "hashes.json"), allow_partial=False, serve=files)
+    script = folder / "deploy.py"
+    script.write_text(_DEPLOY)
+    names = [f"{name}={path}" for name, path in files.items()]
+    hosts.on("head", sys.executable, script, hosts.folder, hosts.root, house, *names)
+    return release.id
+
+
+_DEPLOY = """
+import sys
+from pathlib import Path
+from sm121.files import HashMemory
+from sm121.sync.deploy import Wishes, deploy
+from sm121.sync.hosts import Way, nodes_of
+from sm121.sync.release import gather
+from sm121.ui import Ui
+
+folder, root, house = map(Path, sys.argv[1:4])
+serve = {n: Path(p) for n, p in (word.split("=") for word in sys.argv[4:])}
+release = gather(house, HashMemory(folder / "hashes.json"), allow_partial=False, serve=serve)
+nodes = nodes_of(["worker"], way=Way(config=folder / "ssh_config"), root=str(root))
+deploy(nodes, release, Wishes(roles={"worker": "worker"}), scratch=folder / "scratch", log=folder / "log", ui=Ui())
+"""
 
 
 def test_partial_incomplete_and_overlay(hosts: Hosts, make_house) -> None:
