@@ -59,7 +59,7 @@ def deploy(
 def rollback(nodes: Sequence[Node], *, log: Path, ui: Ui) -> None:
     """Make the previous release of every node current again."""
     with ExitStack() as stack:
-        agents = [stack.enter_context(agent_on(node, make=True, log=log)) for node in nodes]
+        agents = [stack.enter_context(agent_on(node, make=False, log=log)) for node in nodes]
         for agent in agents:
             agent.ask("hold", who=_who())
         for agent in agents:

@@ -38,14 +38,15 @@ class Agent:
     def __init__(self, root: Path, *, make: bool) -> None:
         check_root(root, make=make)
         self.store, self.releases, self.root = Store(root), Releases(root), root
-        self.lock = Lock(root) if make else None
+        self.lock: Lock | None = None
         if make:
             self.store.make()
             self.releases.make()
 
     def hold(self, who: str) -> dict[str, Any]:
-        assert self.lock is not None
-        self.lock.take(who)
+        lock = Lock(self.root)
+        lock.take(who)
+        self.lock = lock
         return {}
 
     def plan(self, text: str, role: str) -> dict[str, Any]:
@@ -231,8 +232,12 @@ def main(root: str, make: bool) -> None:
         refuse(refused)
         return
     requests: queue.Queue[str] = queue.Queue()
-    beat = agent.lock.beat if agent.lock else lambda: None
-    threading.Thread(target=listen, args=(requests, beat), daemon=True).start()
+
+    def heard() -> None:
+        if agent.lock:
+            agent.lock.beat()
+
+    threading.Thread(target=listen, args=(requests, heard), daemon=True).start()
     answer({"event": "ready", "host": os.uname().nodename})
     while True:
         request = json.loads(requests.get())
