@@ -34,7 +34,8 @@ _MODULES = (
     "sm121.abi.source", "sm121.abi.elf_tables", "sm121.abi.elf", "sm121.repair.record",
     "sm121.doctor.facts", "sm121.sync.node.refusal", "sm121.sync.node.listing",
     "sm121.sync.node.store", "sm121.sync.node.lock", "sm121.sync.node.releases",
-    "sm121.sync.node.installing", "sm121.sync.node.installed", "sm121.sync.node.main",
+    "sm121.sync.node.installing", "sm121.sync.node.installed", "sm121.sync.node.work",
+    "sm121.sync.node.main",
 )  # fmt: skip
 # -I: neither the current directory nor the environment can put another module in the place of one.
 _BOOT = """import os,sys,json,types
@@ -75,7 +76,7 @@ def bundle(root: str, *, make: bool) -> str:
 
 
 class Agent:
-    """One node's side. Requests are its methods (sm121.sync.node.main.Agent)."""
+    """One node's side. Requests are its methods (sm121.sync.node.work.Work)."""
 
     def __init__(self, node: Node, *, make: bool, log: Path) -> None:
         self.node = node

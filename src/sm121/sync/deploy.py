@@ -47,7 +47,7 @@ def deploy(
             agent.ask("hold", who=_who())
         changed = [
             agent for agent in agents
-            if _bring(agent, release, wishes, scratch=scratch / agent.node.name.replace("/", "_"), log=log, ui=ui)
+            if _bring(agent, release, wishes, scratch=scratch / agent.node.name, log=log, ui=ui)
         ]  # fmt: skip
         for agent in changed:
             answer = agent.ask("switch", release=release.id, keep=wishes.keep)

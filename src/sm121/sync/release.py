@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm121 import proc
@@ -40,10 +40,6 @@ class Release:
     digests: Mapping[str, str]
     listing: str
     signature: str = ""
-
-    def size(self, digest: str) -> int:
-        """Bytes of the file with a digest."""
-        return self.objects[digest].stat().st_size
 
     @property
     def objects(self) -> dict[str, Path]:
@@ -172,7 +168,4 @@ def sign(release: Release, key: Path, scratch: Path) -> Release:
             f"The release could not be signed with {key}.", cause=done.output.strip(),
             remedy="Give --sign an ssh key of yours (a passphrase comes from ssh-agent).",
         )  # fmt: skip
-    return Release(
-        id=release.id, manifest=release.manifest, files=release.files, digests=release.digests,
-        listing=release.listing, signature=signature.read_text(),
-    )  # fmt: skip
+    return replace(release, signature=signature.read_text())

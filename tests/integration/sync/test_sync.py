@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,9 +56,7 @@ def test_releases_come_and_go(hosts: Hosts, make_house, tmp_path: Path) -> None:
     for file in [release / "RELEASE", *(release / "wheelhouse").iterdir()]:
         assert file.is_dir() or file.stat().st_mode & 0o777 == 0o644
 
-    began = time.monotonic()
     said = hosts.sync("worker", "--wheelhouse", str(houses["1.0"]))
-    assert time.monotonic() - began < 10  # 1 s when nothing else runs (docs/sync.md)
     assert "skip" in said
     assert "to send" not in said
     assert objects(hosts) == stored
@@ -72,9 +69,7 @@ def test_releases_come_and_go(hosts: Hosts, make_house, tmp_path: Path) -> None:
     assert says(hosts) == "2.0"
     assert (hosts.disk("worker") / "previous").readlink() == Path("releases") / first
 
-    began = time.monotonic()
     said = hosts.sync("worker", "--rollback")
-    assert time.monotonic() - began < 5  # with Python, ssh and a busy machine
     assert f"current is {first} again, was {second}" in said
     assert says(hosts) == "1.0"
     hosts.sync("worker", "--rollback")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm121.sync.node.listing import NAMESPACE
 from sm121.sync.node.refusal import CHECK, DISK, ENVIRONMENT, TOOL, Refused
-from sm121.sync.node.releases import is_finished
+from sm121.sync.node.releases import VERIFIED, is_finished
 
 SIGNERS = "allowed_signers"
 _child: subprocess.Popen[str] | None = None
@@ -47,6 +47,7 @@ def install(
     code, lines = run(argv, say)
     found = verify() if code == 0 else []
     if code == 0 and not found:
+        (environment / VERIFIED).write_text("every file is as in its wheel\n")
         shutil.rmtree(aside, ignore_errors=True)
         return True, []
     shutil.rmtree(environment, ignore_errors=True)

@@ -47,7 +47,8 @@ class Lock:
                     cause=f"it holds {self._path}",
                     remedy="Wait for it to end, then run the same command again.",
                 )  # fmt: skip
-            first = first or now
+            if first is None or (now and now[0] != first[0]):
+                first = now  # what is left of an earlier holder says nothing of this one
         self._who = {"who": who, "pid": os.getpid(), "beats": 0}
         self._write()
 

@@ -24,7 +24,8 @@ from sm121.sync.node.listing import FILE, SIGNATURE, SUMS, is_id, parse_listing
 from sm121.sync.node.refusal import CHECK, ENVIRONMENT, Refused
 from sm121.sync.node.store import Store, sha256, write_atomic
 
-UNFINISHED = "sm121-unfinished"  # as install.py names it
+# Put into an environment once every file of it was compared with the wheels.
+VERIFIED = "sm121-verified"
 
 
 class Releases:
@@ -183,7 +184,8 @@ def _link(place: Path, target: str) -> None:
 
 
 def is_finished(environment: Path) -> bool:
-    return (environment / "sm121-manifest.json").is_file() and not (environment / UNFINISHED).exists()  # fmt: skip
+    """Did install.py finish it, and was it found to be as the wheels are?"""
+    return (environment / VERIFIED).is_file()
 
 
 def mapped_files() -> Iterator[str]:
