@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sm121 import proc
 from sm121.commands.common import add_json_option, give_json, layout_of
 from sm121.errors import NodeFault, UsageFault
 from sm121.files import HashMemory
@@ -51,6 +52,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     if arguments.json and not arguments.compare:
         raise UsageFault("--json is the report of --compare.", remedy="Add --compare.")
     layout = layout_of(arguments)
+    # A build that starts meanwhile ends what earlier builds left running; not our streams.
+    proc.set_scope(layout.build / "sync")
     way = Way(
         interface=arguments.interface, address=arguments.address,
         identity=arguments.identity and arguments.identity.absolute(),

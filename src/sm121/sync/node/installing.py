@@ -43,7 +43,7 @@ def install(
         environment.rename(aside)
     else:
         shutil.rmtree(environment, ignore_errors=True)
-    argv = [sys.executable, "-I", str(folder / "install.py"), str(environment), *options]
+    argv = [sys.executable, "-u", "-I", str(folder / "install.py"), str(environment), *options]
     code, lines = run(argv, say)
     found = verify() if code == 0 else []
     if code == 0 and not found:
