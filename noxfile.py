@@ -158,6 +158,17 @@ def shell(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def sync(session: nox.Session) -> None:
+    """The wheelhouse to the nodes: send, install, compare, switch: `-- here HOST`.
+
+    Options: HOST ..., --compare [--json [FILE]], --rollback, --wheelhouse DIR, --root DIR,
+    --interface NAME, --address IP, --identity FILE, --ssh-config FILE, --streams N, --bwlimit KIB,
+    --keep N, --python PATH, --allow-partial, --reinstall, --sign KEY.
+    """
+    verb(session, "sync")
+
+
+@nox.session(default=False)
 def doctor(session: nox.Session) -> None:
     """Is this machine able to build, or to run, this? Changes nothing.
 

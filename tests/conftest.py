@@ -33,6 +33,7 @@ GROUPS = {
     "build": {"built", "new_checkout"},
     "abi": {"tools", "target_root"},
     "series": {"real", "sdist"},
+    "sync": {"hosts"},
 }
 
 

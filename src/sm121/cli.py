@@ -40,6 +40,7 @@ VERBS = {
     "serve": Verb("serve", "serve.env and systemd units for two nodes"),
     "acceptance": Verb("acceptance", "run once on two nodes: every step that needs the hardware"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),
+    "sync": Verb("sync", "the wheelhouse to the nodes: install, compare, switch, roll back"),
     "doctor": Verb("doctor", "is this machine able to build, or to run, this?"),
     "clean": Verb("clean", "what takes how much disk, and freeing it"),
 }

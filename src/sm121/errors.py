@@ -80,6 +80,10 @@ class JitFault(CheckFailed):
     """verify-jit found a kernel that the target's GPU could not be given."""
 
 
+class NodeFault(CheckFailed):
+    """What lies on a node is not what was sent there, or nodes differ."""
+
+
 class UsageFault(Sm121Error):
     """Wrong command-line usage."""
 
@@ -114,8 +118,12 @@ class OutOfMemory(EnvironmentFault):
     """The kernel killed a compiler (exit 137), almost always for memory."""
 
 
+class HostKeyFault(EnvironmentFault):
+    """A host's key is not the known one, or not known at all."""
+
+
 class Busy(EnvironmentFault):
-    """Another run holds the build folder."""
+    """Another run holds the build folder, or another sync a node."""
 
 
 class ToolFailed(Sm121Error):

@@ -144,6 +144,29 @@ def run(
     return Finished(returncode=returncode, output="\n".join(lines))
 
 
+def start(argv: Sequence[str | Path], *, log: Path | None = None) -> subprocess.Popen[str]:
+    """Start a program to talk with, or to run beside others; its error output joins its output.
+
+    The caller reads `stdout`, writes `stdin`, waits, and ends it. Raises CompilerMissing if the
+    program does not exist. It has a session of its own, so a Ctrl-C at the keyboard reaches only us.
+    """
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(f"$ {pasteable(argv)}\n")
+    try:
+        return subprocess.Popen(
+            [str(arg) for arg in argv], env={**os.environ, **mark()}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise CompilerMissing(
+            f"{argv[0]} was not found.", cause=str(error),
+            remedy="Install it, or put it on PATH, and run the same command again.",
+        ) from error  # fmt: skip
+
+
 def _mark() -> str:
     return f"{_scope}:{os.getpid()}"
 

@@ -26,6 +26,7 @@ _COSTS = {
     "rebase": "an unfinished rebase: what was resolved by hand",
     "series": "seconds, once it is exported: a series open for editing",
     "verify": "nothing: left over by a killed verify-abi",
+    "sync": "nothing: left over by a broken sync",
     "log": "nothing, but logs and the measured cost of objects are lost",
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check
+from sm121.repair.identity import LIBRARY, identify
 from sm121.repair.installed import family_members, open_environment, read_installed
 from sm121.rules.engine import evaluate
 from sm121.rules.model import load_rules
@@ -39,6 +40,8 @@ def check_environment(machine: Machine, root: Path) -> Iterator[Check]:
             found=f"{finding.distribution}: found {finding.found}, wanted {finding.wanted}",
             cause=f"{finding.symptom} ({finding.reason})", remedy=repair,
         )  # fmt: skip
+    for library in sorted(environment.site.glob(f"nvidia/nccl/lib/{LIBRARY}")):
+        yield Check(name="NCCL", found=identify(library), build="not needed", run="ok")
     have = {one.distribution: one.version for one in installed}
     for name, pin in machine.context.stack.family.items():
         if have.get(name, pin.version).partition("+")[0] != pin.version:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sm121.doctor.environment import check_environment
 from sm121.doctor.gpu import check_gpu
+from sm121.doctor.links import check_links
 from sm121.doctor.machine import Machine
 from sm121.doctor.mask import masker
 from sm121.doctor.model import Check, Diagnosis, Role
@@ -72,6 +73,7 @@ def _checks(machine: Machine, default: str, env: Path | None) -> Iterator[Check]
     yield from check_gpu(machine)
     yield from check_nvcc(machine)
     yield from check_locked_memory()
+    yield from check_links(machine)
     yield from check_shadow(machine)
     if env is not None:
         yield from check_environment(machine, env)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import psutil
 
 from sm121 import proc
 from sm121.abi.gpu import Arch
+from sm121.doctor.facts import driver_version
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.ui import human_bytes
@@ -41,12 +41,6 @@ def check_gpu(machine: Machine) -> Iterator[Check]:
             found=f"the GPU uses the system's {human_bytes(memory.total)}, "
             f"{human_bytes(memory.available)} available: compilers and models compete for it",
         )  # fmt: skip
-
-
-def driver_version(text: str) -> str:
-    """Of '… Kernel Module for aarch64  580.95.05  Release Build …'; '' if there is none."""
-    match = re.search(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+(?:\.\d+)+)", text)
-    return match[1] if match else ""
 
 
 def _driver(machine: Machine, driver: str) -> Check:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from sm121.compile.wheel import canonical_member, member_order
 from sm121.overlay.release import Release
-from sm121.repair.wheel import Entry, copy_member, record_digest, render_record
+from sm121.repair.record import Entry
+from sm121.repair.wheel import copy_member, record_digest, render_record
 
 
 def write_overlay(

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from sm121.errors import UsageFault
 from sm121.files import sha256_file
-from sm121.repair.wheel import Entry, encode_digest, parse_record
+from sm121.repair.record import Entry, encode_digest, parse_record
 from sm121.rules.build import build_from_version, version_file
 from sm121.rules.engine import Member
 

@@ -6,7 +6,6 @@ and .../recording-installed-packages/.
 
 from __future__ import annotations
 
-import base64
 import copy
 import csv
 import hashlib
@@ -24,17 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm121.errors import WheelFault
-
-# Of an installed path, from site-packages (lib/pythonX.Y/site-packages) to the environment.
-PREFIX = "../../.."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A line of RECORD: digest as 'sha256=<urlsafe base64, no padding>' or '', size or None."""
-
-    digest: str
-    size: int | None
+from sm121.repair.record import Entry, encode_digest, installed_path, parse_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,31 +76,6 @@ def member_entries(wheel: Wheel, paths: Iterable[str]) -> dict[str, Entry]:
     return found
 
 
-def installed_path(member: str, distribution: str) -> tuple[str, bool]:
-    """Path relative to site-packages of a wheel's member, and whether installing rewrites it."""
-    head, _, rest = member.partition("/")
-    if not head.endswith(".data"):
-        return member, False
-    scheme, _, path = rest.partition("/")
-    if scheme in ("purelib", "platlib"):
-        return path, False
-    if scheme == "headers":
-        return f"{PREFIX}/include/site/{distribution}/{path}", False
-    return (f"{PREFIX}/bin/{path}", True) if scheme == "scripts" else (f"{PREFIX}/{path}", False)
-
-
-def parse_record(text: str) -> dict[str, Entry]:
-    """RECORD's lines by path. Lines without a digest have an empty one."""
-    return {
-        row[0]: Entry(
-            digest=row[1] if len(row) > 1 else "",
-            size=int(row[2]) if len(row) > 2 and row[2].isdigit() else None,
-        )
-        for row in csv.reader(io.StringIO(text))
-        if row
-    }
-
-
 def render_record(lines: Mapping[str, Entry], own: str) -> str:
     """RECORD's text. own: its own path, which is listed without a digest."""
     text = io.StringIO()
@@ -125,10 +89,6 @@ def render_record(lines: Mapping[str, Entry], own: str) -> str:
 def record_digest(data: bytes) -> str:
     """As RECORD writes it: 'sha256=' and url-safe base64 without padding."""
     return encode_digest(hashlib.sha256(data).digest())
-
-
-def encode_digest(raw: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def read_wheel(path: Path) -> Wheel:

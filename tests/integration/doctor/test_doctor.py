@@ -18,6 +18,7 @@ from sm121.__main__ import main
 from sm121.context import Context
 from sm121.doctor.archive import write_report
 from sm121.doctor.gpu import check_gpu
+from sm121.doctor.links import check_links
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import SCHEMA_FILE, Check, Diagnosis
 from sm121.doctor.tools import check_nvcc
@@ -76,7 +77,7 @@ def test_json_is_valid_and_each_problem_has_cause_and_remedy(doctor: Doctor) -> 
     data = doctor.json(code=1)  # offline, and the cache is empty
     levels = {check["name"]: check for check in data["checks"]}
     assert {"system", "memory", "cores", "disk", "build folder", "git", "compilers", "GPU", "driver",
-            "nvcc", "ulimit -l", "vllm in the way", "package index"} <= levels.keys()  # fmt: skip
+            "nvcc", "ulimit -l", "links", "vllm in the way", "package index"} <= levels.keys()  # fmt: skip
     for check in data["checks"]:
         bad = {check["build"], check["run"]} & {"warning", "fault"}
         assert bool(check["cause"]) == bool(check["remedy"]) == bool(bad), check
@@ -198,6 +199,44 @@ def test_driver_of_the_kernel_counts_first(small: Context, tmp_path: Path) -> No
     checks = list(check_gpu(Machine(context=small, root=tmp_path, environment={})))
     assert one(iter(checks), "driver").run == "ok"
     assert "gpus all" in one(iter(checks), "GPU").remedy
+
+
+@pytest.mark.parametrize(
+    ("mtu", "state", "level", "says"),
+    [
+        (9000, "4: ACTIVE", "ok", "enp1s0f0np0 up, MTU 9000, 200 Gb/s, rocep1s0f0:1 ACTIVE RoCE v2"),
+        (1500, "4: ACTIVE", "warning", "MTU 1500"),
+        (9000, "1: DOWN", "warning", "rocep1s0f0:1 DOWN"),
+        (0, "", "warning", "no RDMA port"),
+    ],
+)  # fmt: skip
+def test_links_between_nodes(
+    small: Context, tmp_path: Path, mtu: int, state: str, level: str, says: str
+) -> None:
+    if mtu:
+        net = tmp_path / "sys/class/net/enp1s0f0np0"
+        port = tmp_path / "sys/class/infiniband/rocep1s0f0/ports/1"
+        values = {
+            net / "mtu": str(mtu), net / "speed": "200000", net / "operstate": "up", port / "state": state,
+            port / "gid_attrs/ndevs/3": "enp1s0f0np0", port / "gid_attrs/types/3": "RoCE v2",
+        }  # fmt: skip
+        for file, text in values.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+    check = one(check_links(Machine(context=small, root=tmp_path, environment={})), "links")
+    assert (check.build, check.run) == ("not needed", level)
+    assert says in check.found
+    assert bool(check.cause) == bool(check.remedy) == (level == "warning")
+
+
+def test_nccl_of_an_environment(doctor: Doctor, tmp_path: Path) -> None:
+    site = tmp_path / "env/lib/python3.12/site-packages"
+    (site / "nvidia/nccl/lib").mkdir(parents=True)
+    (tmp_path / "env/pyvenv.cfg").write_text("")
+    (site / "nvidia/nccl/lib/libnccl.so.2").write_bytes(b"NCCL version 2.30.4+cuda13.0")
+    data = doctor.json("--env", str(tmp_path / "env"), code=1)
+    (check,) = (c for c in data["checks"] if c["name"] == "NCCL")
+    assert "unreadable" in check["found"]
 
 
 def install(site: Path, name: str, release: str, **files: str) -> None:

@@ -1,0 +1,119 @@
+"""`sync`: the wheelhouse to the nodes, installed, compared and switched."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sm121 import proc
+from sm121.commands.common import add_json_option, give_json, layout_of
+from sm121.errors import NodeFault, UsageFault
+from sm121.files import HashMemory
+from sm121.sync.compare import compare
+from sm121.sync.deploy import Wishes, deploy, rollback
+from sm121.sync.hosts import HERE, Way, nodes_of
+from sm121.sync.release import gather, lacking, sign
+from sm121.sync.report import Comparison, to_json
+from sm121.ui import Ui
+
+ROOT = "/opt/sm121"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "hosts", nargs="+", metavar="HOST",
+        help=f"HOST or USER@HOST, as ssh takes it; `{HERE}` is this machine",
+    )  # fmt: skip
+    doing = parser.add_mutually_exclusive_group()
+    doing.add_argument("--compare", action="store_true", help="only compare: change nothing; exit 1 if they differ")  # fmt: skip
+    doing.add_argument("--rollback", action="store_true", help="make the previous release current again")  # fmt: skip
+    parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="what to send (default: wheelhouse/)")  # fmt: skip
+    parser.add_argument("--root", default=ROOT, metavar="DIR", help="folder on the nodes (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--interface", metavar="NAME", help="go out by this interface (the direct link)")  # fmt: skip
+    parser.add_argument("--address", metavar="IP", help="or from this address of this machine")
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="ssh key (default: as ssh chooses)")  # fmt: skip
+    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    parser.add_argument("--streams", type=int, default=4, metavar="N", help="ssh connections at once (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--bwlimit", type=int, metavar="KIB", help="KiB/s of each stream at most")
+    parser.add_argument("--keep", type=int, default=2, metavar="N", help="releases to keep on a node (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--python", metavar="PATH", help="interpreter on the nodes to make the environment from")  # fmt: skip
+    parser.add_argument("--allow-partial", action="store_true", help="send a profile that is not a whole vLLM")  # fmt: skip
+    parser.add_argument("--reinstall", action="store_true", help="make the environment anew even if it stands")  # fmt: skip
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="sign the release's list with this ssh key")  # fmt: skip
+    add_json_option(parser, " (of --compare)")
+
+
+def run(arguments: argparse.Namespace, ui: Ui) -> int:
+    """Send, install, switch; or compare, or roll back. Raises NodeFault if nodes differ."""
+    for name, least, most in (("streams", 1, 32), ("keep", 1, 99), ("bwlimit", 1, 1 << 30)):
+        value = getattr(arguments, name)
+        if value is not None and not least <= value <= most:
+            raise UsageFault(f"--{name} {value}: from {least} to {most}.")
+    if arguments.json and not arguments.compare:
+        raise UsageFault("--json is the report of --compare.", remedy="Add --compare.")
+    layout = layout_of(arguments)
+    # A build that starts meanwhile ends what earlier builds left running; not our streams.
+    proc.set_scope(layout.build / "sync")
+    way = Way(
+        interface=arguments.interface, address=arguments.address,
+        identity=arguments.identity and arguments.identity.absolute(),
+        config=arguments.ssh_config and arguments.ssh_config.absolute(),
+    )  # fmt: skip
+    nodes = nodes_of(arguments.hosts, way=way, root=arguments.root)
+    log = layout.log / "sync.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    if arguments.compare:
+        comparison = compare(nodes, log=log)
+        show(ui, comparison)
+        give_json(arguments, ui, to_json(comparison))
+        require(comparison)
+        return 0
+    if arguments.rollback:
+        rollback(nodes, log=log, ui=ui)
+        return 0
+    memory = HashMemory(layout.build / "hashes.json")
+    try:
+        release = gather(layout.wheelhouse, memory, allow_partial=arguments.allow_partial)
+    finally:
+        memory.save()
+    scratch = layout.build / "sync"
+    if arguments.sign:
+        release = sign(release, arguments.sign, scratch / "signature")
+    ui.say(f"Release {release.id}: stack {release.manifest.stack}, profile {release.manifest.profile}, {release.manifest.target}, {len(release.files)} files")  # fmt: skip
+    for line in lacking(release.manifest):
+        ui.note(line)
+    options = [*(["--python", arguments.python] if arguments.python else []), *(["--allow-partial"] if arguments.allow_partial else [])]  # fmt: skip
+    wishes = Wishes(
+        streams=arguments.streams, keep=arguments.keep, again=arguments.reinstall,
+        installer=tuple(options), limit_kib=arguments.bwlimit,
+    )  # fmt: skip
+    if deploy(nodes, release, wishes, scratch=scratch, log=log, ui=ui) and len(nodes) > 1:
+        comparison = compare(nodes, log=log)
+        show(ui, comparison)
+        require(comparison)
+    return 0
+
+
+def show(ui: Ui, comparison: Comparison) -> None:
+    """Every node in a line, then every difference with what it means."""
+    for node in comparison.nodes:
+        what = f"release {node.release}, {node.files} files" if node.release else "no release"
+        ui.say(f"  {node.name}: {what}, NCCL {node.nccl or 'none'}, driver {node.facts['driver'] or 'none'}")  # fmt: skip
+    for one in comparison.differences:
+        ui.say(f"  {ui.style(one.level, 'red' if one.level == 'fault' else 'yellow')} {one.what}:")
+        for name, value in one.values.items():
+            ui.say(f"      {name}: {value}")
+        ui.say(f"      why it matters: {one.why}")
+
+
+def require(comparison: Comparison) -> None:
+    """Raises NodeFault naming what differs, with the files."""
+    faults = [one for one in comparison.differences if one.level == "fault"]
+    if not faults:
+        return
+    raise NodeFault(
+        f"{len(faults)} thing(s) make these nodes differ.",
+        details=[f"{one.what}: {name}: {value}" for one in faults for name, value in one.values.items()],
+        remedy="Sync the same wheelhouse to all of them; --reinstall where files were changed.",
+    )  # fmt: skip
