@@ -106,6 +106,15 @@ def verify_abi(session: nox.Session) -> None:
     verb(session, "verify-abi")
 
 
+@nox.session(name="verify-target", default=False)
+def verify_target(session: nox.Session) -> None:
+    """Install the wheelhouse and import it, by the target's own Python, emulated if need be.
+
+    Options: DIR, --quick, --only STEP, --fetch, --json [FILE].
+    """
+    verb(session, "verify-target")
+
+
 @nox.session(default=False)
 def rebase(session: nox.Session) -> None:
     """Move the patch series to another upstream: `-- --onto 0.28.0`; `-- --check` only looks.

@@ -31,7 +31,7 @@ SHARED_CACHE = Path(os.environ.get("SM121_CACHE", ROOT / "build" / "cache")).res
 # one worker of xdist, the longest group first; what is in none goes wherever there is room.
 GROUPS = {
     "build": {"built", "new_checkout"},
-    "abi": {"tools", "target_root"},
+    "abi": {"tools"},
     "series": {"real", "sdist"},
 }
 

@@ -34,6 +34,9 @@ VERBS = {
     "lock": Verb("lock", "resolve the pins to hashed files; --check compares"),
     "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "verify-abi": Verb("verify_abi", "prove that binaries fit, without a GPU or the target"),
+    "verify-target": Verb(
+        "verify_target", "install and import a wheelhouse by the target's own Python"
+    ),
     "rebase": Verb("rebase", "move the patch series to another upstream; --check tries all"),
     "export": Verb("export", "write the edited series back to patches/"),
     "shell": Verb("shell", "a shell with the toolchain and the patched tree"),

@@ -37,7 +37,8 @@ _OURS = "vllm"
 class Job:
     """targets, env, against: as on the command line. pythons: other versions that the stack
     locks for the target, which may stand in for its own when things are run. run: the dynamic part too. fetch: what
-    the cache lacks of the lock's surroundings may be downloaded."""
+    the cache lacks of the lock's surroundings may be downloaded. installed: an environment that was
+    made of the targets, in which things are run, instead of one made for it; python: by whom."""
 
     layout: Layout
     stack_name: str
@@ -53,6 +54,8 @@ class Job:
     pythons: tuple[str, ...] = ()
     run: bool = True
     fetch: bool = False
+    installed: Path | None = None
+    python: Interpreter | None = None
 
     def locked(self, target: Target | None = None) -> Locked:
         return Locked(
@@ -127,6 +130,8 @@ def find_interpreter(job: Job) -> Interpreter | str:
     """The Python for the dynamic part, or why it is not run."""
     if not job.run:
         return "--no-run"
+    if job.python:
+        return job.python
     if job.env:
         return interpreter.of_environment(job.env, job.target)
     return interpreter.find(job.target, job.pythons)
@@ -146,7 +151,7 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
         not_run.append(NotRun(check="imports of other wheels", reason=reason))
     complete = bool(job.env or (manifest and manifest.complete)) and not unfit
     around = Surroundings(paths=())
-    if not complete:
+    if not complete and not job.installed:
         around = job.locked(target).around_torch(_distributions(judged))
     lacking = list(around.lacking)
     if lacking:
@@ -160,15 +165,16 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
         return with_findings(report, [], not_run)
     store = FactsCache(job.layout.cache)
     facts = scan_wheels(judged, cache=store, memory=job.memory)
-    site = environment_site(job.env).absolute() if job.env else None
-    if site:
+    made = job.env or job.installed
+    site = environment_site(made).absolute() if made else None
+    if site and job.env:
         facts += scan_environment(
             site, cache=store, memory=job.memory, read_hashes=lambda _path: False
         )
     stage = live.Stage(
         context=Context(
             subjects=tuple(facts), others=(), target=target, arch=Arch.parse(job.arch),
-            policy=job.policy, expected=Expected(), installed=site is not None,
+            policy=job.policy, expected=Expected(), installed=job.env is not None,
         ),
         interpreter=python, judged=tuple(judged), around=around.paths, complete=complete,
         stub=driver_stub(job), scratch=job.layout.build / "verify", site=site,

@@ -1,0 +1,108 @@
+"""`verify-target`: install a wheelhouse and import it, by the target's own Python."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sm121.abi.policy.load import load_policy
+from sm121.abi.proof import Job, driver_stub
+from sm121.commands.common import add_json_option, give_json, layout_of
+from sm121.context import Context, Options
+from sm121.errors import CheckFailed, UsageFault
+from sm121.files import HashMemory
+from sm121.layout import Layout
+from sm121.lock.pylock import Target
+from sm121.pins.load import load_stack
+from sm121.state import exclusive
+from sm121.target.model import to_json
+from sm121.target.place import Place, find_place
+from sm121.target.run import Run
+from sm121.target.steps import STEPS
+from sm121.target.table import show
+from sm121.ui import Ui
+from sm121.wheelhouse.manifest import Manifest, load_manifest
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "wheelhouse", nargs="?", type=Path, metavar="DIR", help="default: wheelhouse/"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only checksums, verify-abi, torch and torchvision"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="STEP", choices=[s.name for s in STEPS],
+        help=f"only this step and those before it that it needs: {', '.join(s.name for s in STEPS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fetch", action="store_true",
+        help="download what the cache lacks of what is around a wheelhouse without dependencies",
+    )  # fmt: skip
+    add_json_option(parser, " (write DIR first, or --json=FILE)")
+
+
+def run(arguments: argparse.Namespace, ui: Ui) -> int:
+    """Follow the list, print the table, write the report. Raises CheckFailed if a step failed."""
+    layout = layout_of(arguments)
+    house = (arguments.wheelhouse or layout.wheelhouse).resolve()
+    manifest = _manifest(house)
+    folder = layout.build / "target"
+    with exclusive(layout.build, "nox -s verify-target"):
+        report = prepare(
+            layout, house, manifest, folder, ui, fetch=arguments.fetch, quick=arguments.quick,
+            only=tuple(arguments.only),
+        ).all()  # fmt: skip
+    show(ui, report)
+    give_json(arguments, ui, to_json(report))
+    if report.faults:
+        raise CheckFailed(
+            f"The wheelhouse did not pass: {', '.join(row.step for row in report.faults)}.",
+            cause="each is explained above",
+            remedy=f"Whole output of each step: {layout.log / 'target'}",
+        )
+    return 0
+
+
+def prepare(
+    layout: Layout, house: Path, manifest: Manifest, folder: Path, ui: Ui, *, fetch: bool,
+    quick: bool, only: tuple[str, ...],
+) -> Run:  # fmt: skip
+    """A run over that wheelhouse, by its own stack, target and Python."""
+    stack = load_stack(layout.pins, manifest.stack)
+    if manifest.target not in stack.targets:
+        raise UsageFault(f"Stack {manifest.stack} has no target {manifest.target!r}.")
+    pin = stack.targets[manifest.target]
+    memory = HashMemory(layout.build / "hashes.json")
+    context = Context(
+        layout=layout, stack_name=manifest.stack, stack=stack, ui=ui, memory=memory,
+        options=Options(profile=manifest.profile, target=manifest.target),
+    )  # fmt: skip
+    job = Job(
+        layout=layout, stack_name=manifest.stack, stack=stack, arch=manifest.arch, ui=ui,
+        target=Target.make(manifest.target, python=manifest.python, glibc=manifest.glibc),
+        policy=load_policy(), memory=memory, targets=(house,), pythons=pin.pythons, fetch=fetch,
+    )  # fmt: skip
+
+    def find() -> Place:
+        scratch = layout.build / "verify"
+        scratch.mkdir(exist_ok=True)
+        return find_place(
+            job.target, (manifest.python, *pin.pythons), folder=folder, seen=(house, scratch),
+            cache=layout.cache, stub=driver_stub(job), ui=ui,
+        )  # fmt: skip
+
+    return Run(
+        context=context, house=house, manifest=manifest, job=job, folder=folder, find=find,
+        quick=quick, only=only,
+    )  # fmt: skip
+
+
+def _manifest(house: Path) -> Manifest:
+    found = load_manifest(house)
+    if found is None:
+        raise UsageFault(
+            f"{house} is no wheelhouse: it has no manifest.json.",
+            remedy="`nox -s build` makes one; or name one: verify-target DIR",
+        )
+    return found
