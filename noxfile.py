@@ -171,11 +171,12 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and mypy."""
+    """ruff, mypy and hadolint."""
     prepare(session, lock="dev")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("hadolint", "Dockerfile.verify")
 
 
 @nox.session(default=False)

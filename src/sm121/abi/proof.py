@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class Job:
     """targets, env, against: as on the command line. pythons: other versions that the stack
     locks for the target, which may stand in for its own when things are run. run: the dynamic part too. fetch: what
     the cache lacks of the lock's surroundings may be downloaded. installed: an environment that was
-    made of the targets, in which things are run, instead of one made for it; python: by whom."""
+    made of the targets, in which things are run, instead of one made for it; python: by whom. stub:
+    libcuda's stand-in, instead of the toolkit's."""
 
     layout: Layout
     stack_name: str
@@ -56,6 +58,7 @@ class Job:
     fetch: bool = False
     installed: Path | None = None
     python: Interpreter | None = None
+    stub: Path | None = None
 
     def locked(self, target: Target | None = None) -> Locked:
         return Locked(
@@ -106,7 +109,10 @@ def _surroundings(job: Job, manifest: Manifest | None, paths: Sequence[Path]) ->
 
 
 def series_patches(job: Job) -> list[PatchFile]:
-    """The series with git's patch ids. Empty for a stack without one."""
+    """The series with git's patch ids. Empty for a stack without one, and where there is no git
+    (Dockerfile.verify's image)."""
+    if shutil.which("git") is None:
+        return []
     from sm121.gitrepo import Repository
 
     folder = job.layout.patches / _OURS / job.stack_name
@@ -185,7 +191,9 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
 
 
 def driver_stub(job: Job) -> Path | None:
-    """libcuda's stand-in that the toolkit stage made, if it has run."""
+    """libcuda's stand-in: the job's, else the one that the toolkit stage made, if it has run."""
+    if job.stub:
+        return job.stub
     folder = job.layout.build / "toolkit" / f"{job.stack_name}-{job.target.name}"
     stub = folder / "cuda/lib64/stubs/libcuda.so"
     return stub if stub.is_file() else None

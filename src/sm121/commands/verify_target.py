@@ -15,8 +15,12 @@ from sm121.layout import Layout
 from sm121.lock.pylock import Target
 from sm121.pins.load import load_stack
 from sm121.state import exclusive
+from sm121.target.compare import compare_wheels
+from sm121.target.image import DOCKERFILE, write_context
 from sm121.target.model import to_json
+from sm121.target.native import build_natively
 from sm121.target.place import Place, find_place
+from sm121.target.root import DEBIAN
 from sm121.target.run import Run
 from sm121.target.steps import STEPS
 from sm121.target.table import show
@@ -39,19 +43,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fetch", action="store_true",
         help="download what the cache lacks of what is around a wheelhouse without dependencies",
     )  # fmt: skip
+    parser.add_argument(
+        "--stub", type=Path, metavar="FILE",
+        help="libcuda's stand-in where there is no driver (default: the toolkit's, if a build made it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=Path, metavar="FOLDER",
+        help="instead: write the build context of Dockerfile.verify, with the wheelhouse, to FOLDER",
+    )  # fmt: skip
+    parser.add_argument(
+        "--native-build", action="store_true",
+        help="instead: run `nox -s build -- --profile smoke` in a root of linux-aarch64, as on a "
+        "Spark, and compare its wheel with the one of DIR; about half an hour when emulated",
+    )  # fmt: skip
     add_json_option(parser, " (write DIR first, or --json=FILE)")
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Follow the list, print the table, write the report. Raises CheckFailed if a step failed."""
     layout = layout_of(arguments)
+    if arguments.native_build:
+        return _native_build(layout, arguments.wheelhouse or layout.wheelhouse, ui)
     house = (arguments.wheelhouse or layout.wheelhouse).resolve()
     manifest = _manifest(house)
+    if arguments.context:
+        return _context(layout, house, manifest, arguments, ui)
     folder = layout.build / "target"
     with exclusive(layout.build, "nox -s verify-target"):
         report = prepare(
             layout, house, manifest, folder, ui, fetch=arguments.fetch, quick=arguments.quick,
-            only=tuple(arguments.only),
+            only=tuple(arguments.only), stub=arguments.stub,
         ).all()  # fmt: skip
     show(ui, report)
     give_json(arguments, ui, to_json(report))
@@ -66,7 +87,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
 
 def prepare(
     layout: Layout, house: Path, manifest: Manifest, folder: Path, ui: Ui, *, fetch: bool,
-    quick: bool, only: tuple[str, ...],
+    quick: bool, only: tuple[str, ...], stub: Path | None = None,
 ) -> Run:  # fmt: skip
     """A run over that wheelhouse, by its own stack, target and Python."""
     stack = load_stack(layout.pins, manifest.stack)
@@ -82,6 +103,7 @@ def prepare(
         layout=layout, stack_name=manifest.stack, stack=stack, arch=manifest.arch, ui=ui,
         target=Target.make(manifest.target, python=manifest.python, glibc=manifest.glibc),
         policy=load_policy(), memory=memory, targets=(house,), pythons=pin.pythons, fetch=fetch,
+        stub=_stub(stub),
     )  # fmt: skip
 
     def find() -> Place:
@@ -96,6 +118,49 @@ def prepare(
         context=context, house=house, manifest=manifest, job=job, folder=folder, find=find,
         quick=quick, only=only,
     )  # fmt: skip
+
+
+def _stub(given: Path | None) -> Path | None:
+    """--stub, if there is such a file: a context that was made without a toolkit has none."""
+    return given.resolve() if given and given.is_file() else None
+
+
+def _context(
+    layout: Layout, house: Path, manifest: Manifest, arguments: argparse.Namespace, ui: Ui
+) -> int:
+    run = prepare(
+        layout, house, manifest, layout.build / "target", ui, fetch=False, quick=False, only=()
+    )
+    stub = _stub(arguments.stub) or driver_stub(run.job)
+    write_context(layout, house, run.job.target, arguments.context, stub=stub, offline=False)
+    if stub is None:
+        ui.note(
+            "no stub of libcuda is here (`nox -s build` makes one): what needs it will not load"
+        )
+    ui.say(f"Wrote {arguments.context}.")
+    ui.say(
+        f"  next: docker build --platform linux/{DEBIAN[run.job.target.machine]} --progress=plain "
+        f"-f {arguments.context}/{DOCKERFILE} {arguments.context}"
+    )
+    return 0
+
+
+def _native_build(layout: Layout, house: Path, ui: Ui) -> int:
+    """Build inside of a root, and compare. Raises ToolFailed if it fails."""
+    built = build_natively(layout, "aarch64", ("--profile", "smoke"), ui)
+    ui.say(f"Built natively, in {built.root}: {built.wheelhouse}")
+    for line in built.drift:
+        ui.note(f"package not as recorded: {line}")
+    (wheel,) = built.wheelhouse.glob("vllm-*.whl")
+    other = house / wheel.name
+    if not other.is_file():
+        ui.note(f"{house} holds no {wheel.name} to compare it with")
+        return 0
+    same, different = compare_wheels(other, wheel)
+    ui.say(f"Of {wheel.name}, {same} files are the same in {house}, {len(different)} are not:")
+    for one in different:
+        ui.say(f"  {one.file}: {one.why or 'another content'}")
+    return 0
 
 
 def _manifest(house: Path) -> Manifest:

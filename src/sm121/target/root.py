@@ -25,7 +25,8 @@ from sm121.ui import Ui
 
 _HERE = Path(__file__).parent
 _LISTED = "sm121-packages.sha256"
-_ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
+# What Debian, and container engines, call a machine.
+DEBIAN = {"aarch64": "arm64", "x86_64": "amd64"}
 # mmdebstrap's hook: before the packages are extracted, while their files are there.
 _RECORD = f'cd "$1"/var/cache/apt/archives && sha256sum -- *.deb >"$1"/{_LISTED}'
 _FILES = {"passwd": "passwd.master", "group": "group.master"}
@@ -142,7 +143,7 @@ def _extract(wanted: Recipe, machine: str, folder: Path) -> None:
         write_atomic(log, "")
         proc.run(
             [
-                "mmdebstrap", "--variant=extract", f"--arch={_ARCHITECTURES[machine]}",
+                "mmdebstrap", "--variant=extract", f"--arch={DEBIAN[machine]}",
                 f"--include={','.join(wanted.packages)}", f"--extract-hook={_RECORD}",
                 # Whether the target's programs run here is our business, and not needed to extract.
                 "--skip=check/qemu", wanted.suite, fresh,

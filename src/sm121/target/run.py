@@ -158,6 +158,8 @@ class Run:
         if ran is None:
             why = "; ".join(n.reason for n in report.not_run if n.check.startswith("imports"))
             return _not_run(step, why or "no import was run")
+        if not ran.imports:
+            return _not_run(step, "there is no extension module in it")
         names = [row.module for row in ran.imports if row.result == "pass"]
         facts = {row.module: row.text or row.result for row in ran.imports}
         faults = [f for f in report.faults if f.kind == "import"]
@@ -224,8 +226,10 @@ def unproved(manifest: Manifest, place: Place | None, rows: Sequence[Row]) -> tu
             f"a processor of the target: {place.machine.machine} was emulated by qemu "
             f"{place.machine.emulator}, which shows neither speed nor faults of its own"
         )
-    if place.machine.driver != "real":
+    if place.machine.driver == "stub":
         out.append("a GPU and its driver: libcuda was a stub that answers every call with an error")
+    elif place.machine.driver == "none":
+        out.append("a GPU and its driver: there was no libcuda, nor a stub for it")
     if place.version != manifest.python:
         bound = [w.filename for w in manifest.wheels if _only(w.filename, manifest.python)]
         out.append(
@@ -233,7 +237,7 @@ def unproved(manifest: Manifest, place: Place | None, rows: Sequence[Row]) -> tu
             f"{manifest.python} did" + (f" ({len(bound)} of this wheelhouse)" if bound else "")
             + "; ours is for the stable ABI of 3.11 and later, whose symbols verify-abi looks up"
         )  # fmt: skip
-    if place.glibc != manifest.glibc:
+    if place.container and place.glibc != manifest.glibc:
         out.append(
             f"glibc {manifest.glibc}: this was {place.machine.system}, with glibc {place.glibc}"
         )
