@@ -96,6 +96,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stack", metavar="NAME", choices=stack_names(ROOT / "pins"),
         help="only this stack of pins/; its real builds too (default: the builds of pins/default)",
     )  # fmt: skip
+    parser.addoption(
+        "--image", action="store_true", help="build Dockerfile.verify with buildah (test_image.py)"
+    )
 
 
 @pytest.fixture(scope="session")

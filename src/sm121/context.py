@@ -19,7 +19,8 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """The user's choices. jobs None: decided by cores and memory."""
+    """The user's choices. jobs None: decided by cores and memory. python: of the target, X.Y; None:
+    the one that the stack ships for."""
 
     profile: str = "smoke"
     target: TargetName = "linux-aarch64"
@@ -27,6 +28,7 @@ class Options:
     jobs: int | None = None
     offline: bool = False
     with_deps: bool = False
+    python: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +57,12 @@ class Context:
 
     @property
     def runtime(self) -> Target:
-        """Platform and the CPython that the stack ships for: the first one listed."""
+        """Platform and CPython: the one that was asked for, else what the stack ships for, which is the
+        first one listed."""
         pin = self.stack.targets[self.options.target]
-        return Target.make(self.options.target, python=pin.pythons[0], glibc=pin.glibc)
+        return Target.make(
+            self.options.target, python=self.options.python or pin.pythons[0], glibc=pin.glibc
+        )
 
     def log(self, stage: str) -> Path:
         return self.layout.log / f"{stage}.log"

@@ -52,6 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="instead: write the build context of Dockerfile.verify, with the wheelhouse, to FOLDER",
     )  # fmt: skip
     parser.add_argument(
+        "--image-python", metavar="X.Y",
+        help="of --context: the CPython of the base image (default: the wheelhouse's)",
+    )  # fmt: skip
+    parser.add_argument(
         "--native-build", action="store_true",
         help="instead: run `nox -s build -- --profile smoke` in a root of linux-aarch64, as on a "
         "Spark, and compare its wheel with the one of DIR; about half an hour when emulated",
@@ -132,7 +136,9 @@ def _context(
         layout, house, manifest, layout.build / "target", ui, fetch=False, quick=False, only=()
     )
     stub = _stub(arguments.stub) or driver_stub(run.job)
-    write_context(layout, house, run.job.target, arguments.context, stub=stub, offline=False)
+    python = arguments.image_python or manifest.python
+    target = Target.make(manifest.target, python=python, glibc=manifest.glibc)
+    write_context(layout, house, target, arguments.context, stub=stub)
     if stub is None:
         ui.note(
             "no stub of libcuda is here (`nox -s build` makes one): what needs it will not load"

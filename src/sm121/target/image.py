@@ -23,7 +23,7 @@ DOCKERFILE = "Dockerfile.verify"
 
 
 def write_context(
-    layout: Layout, house: Path, target: Target, folder: Path, *, stub: Path | None, offline: bool
+    layout: Layout, house: Path, target: Target, folder: Path, *, stub: Path | None
 ) -> None:
     """Fill the folder; what an earlier run put there is replaced. target: with the image's Python.
 
@@ -47,17 +47,16 @@ def write_context(
         (fresh / "driver").mkdir()
         if stub:
             shutil.copyfile(stub, fresh / "driver" / "libcuda.so.1")
-        install_tools(layout, target, fresh / "tools", offline=offline)
+        install_tools(layout, target, fresh / "tools")
 
 
-def install_tools(layout: Layout, target: Target, folder: Path, *, offline: bool) -> None:
+def install_tools(layout: Layout, target: Target, folder: Path) -> None:
     """The runtime lock's wheels for that platform and Python, unpacked into a folder."""
     proc.run(
         [
             uv_binary(), "pip", "install", "--quiet", "--target", folder, "--no-deps",
             "--only-binary", ":all:", "--require-hashes", "--link-mode", "copy",
             "--python-platform", target.uv_platform, "--python-version", target.python,
-            *(["--offline"] if offline else []),
             "-r", layout.root / "requirements" / "runtime.lock",
         ],
         log=layout.log / "tools.log",

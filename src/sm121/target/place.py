@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -112,10 +113,38 @@ def _here(target: Target, pythons: Sequence[str], *, folder: Path, stub: Path | 
     return Place(
         python=found.program, version=found.version, glibc=platform.libc_ver()[1], container=None,
         driver=driver, machine=Machine(
-            how="native", machine=target.machine, python=version, emulator="", network=True,
+            how="emulated" if (qemu := emulated_by(target.machine)) else "native", emulator=qemu,
+            machine=target.machine, python=version, network=has_network(),
             system=_system(), driver=kind, drift=(),
         ),
     )  # fmt: skip
+
+
+def emulated_by(machine: str, proc_folder: Path = Path("/proc")) -> str:
+    """'qemu' if this very process is emulated (an arm64 container on x86-64), else ''.
+
+    Our parent is emulated like us and its /proc/PID/exe is the emulator (qemu-user answers only
+    for /proc/self); and older ones show the host's processor.
+    """
+    try:
+        if "qemu" in str((proc_folder / str(os.getppid()) / "exe").readlink()):
+            return "qemu"
+    except OSError:
+        pass  # not ours to read
+    try:
+        text = (proc_folder / "cpuinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+    return "qemu" if machine == "aarch64" and "vendor_id" in text else ""
+
+
+def has_network(proc_folder: Path = Path("/proc")) -> bool:
+    """Is there any interface but the loopback?"""
+    try:
+        lines = (proc_folder / "net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return True
+    return any(line.partition(":")[0].strip() != "lo" for line in lines)
 
 
 def _system() -> str:

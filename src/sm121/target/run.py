@@ -17,7 +17,9 @@ from sm121.abi.proof import Job, prove
 from sm121.abi.stage import summary
 from sm121.context import Context
 from sm121.errors import EnvironmentFault
+from sm121.lock.pylock import Target
 from sm121.target import checks
+from sm121.target.counterpart import counterpart
 from sm121.target.environment import Made, NotInstalled, install, site_of, unpack
 from sm121.target.model import Machine, Report, Row, Verdict
 from sm121.target.place import Place
@@ -116,12 +118,8 @@ class Run:
         self.place = self.find()
         place, manifest = self.place, self.manifest
         try:
-            if manifest.complete and manifest.python != place.version:
-                raise EnvironmentFault(
-                    f"The wheelhouse is for CPython {manifest.python}, here is {place.version}."
-                )
             if manifest.complete:
-                self.made = install(place, self.house, manifest, self.folder, log=self._log(step))
+                self.made = self._installed(step, place)
             else:
                 target = dataclasses.replace(self.job.target, python=place.version)
                 self.made = unpack(
@@ -148,6 +146,24 @@ class Run:
             )
         return _row(step, place.machine.how, "pass", self.made.text, facts)
 
+    def _installed(self, step: Step, place: Place) -> Made:
+        """By install.py; for another CPython than the wheelhouse's, by its counterpart's."""
+        if self.manifest.python == place.version:
+            return install(place, self.house, self.manifest, self.folder, log=self._log(step))
+        if place.container is None:
+            raise EnvironmentFault(
+                f"The wheelhouse is for CPython {self.manifest.python}, here is {place.version}."
+            )
+        house, manifest, text = counterpart(
+            self.context, self.house, self.manifest, python=place.version, glibc=place.glibc,
+            folder=self.folder,
+        )  # fmt: skip
+        # What is imported are its wheels.
+        target = Target.make(manifest.target, python=manifest.python, glibc=manifest.glibc)
+        self.job = dataclasses.replace(self.job, targets=(house,), target=target)
+        made = install(place, house, manifest, self.folder, log=self._log(step))
+        return dataclasses.replace(made, text=f"{made.text}; {text}")
+
     def _extensions(self, step: Step) -> Row:
         place, made = self.place, self.made
         assert place is not None
@@ -173,7 +189,7 @@ class Run:
         place, made = self.place, self.made
         assert place is not None
         assert made is not None
-        limit = step.limit if place.container else step.limit / _NATIVE
+        limit = step.limit if place.machine.how == "emulated" else step.limit / _NATIVE
         argv = [str(made.python), "-I", str(_SCRIPT), step.name]
         finished = place.run(argv, more={"HOME": "/tmp"}, log=self._log(step), limit=limit)
         return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
@@ -222,9 +238,10 @@ def unproved(manifest: Manifest, place: Place | None, rows: Sequence[Row]) -> tu
     if place is None:
         return ("no program of the target was run",)
     if place.machine.how == "emulated":
+        emulator = f"qemu {place.machine.emulator.removeprefix('qemu')}".strip()
         out.append(
-            f"a processor of the target: {place.machine.machine} was emulated by qemu "
-            f"{place.machine.emulator}, which shows neither speed nor faults of its own"
+            f"a processor of the target: {place.machine.machine} was emulated by "
+            f"{emulator}, which shows neither speed nor faults of its own"
         )
     if place.machine.driver == "stub":
         out.append("a GPU and its driver: libcuda was a stub that answers every call with an error")

@@ -19,7 +19,8 @@ def show(ui: Ui, report: Report) -> None:
         f"{report.python}"
     )
     if machine := report.machine:
-        emulator = f" under qemu {machine.emulator}" if machine.emulator else ""
+        version = machine.emulator.removeprefix("qemu")
+        emulator = f" under qemu {version}".rstrip() if machine.emulator else ""
         ui.say(f"  ran:     {machine.how}, CPython {machine.python} of {machine.system}{emulator}")
         driver = {"stub": "a stub, no driver", "real": "this machine's", "none": "none"}[
             machine.driver

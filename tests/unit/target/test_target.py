@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -12,13 +13,15 @@ import jsonschema
 import pytest
 
 from sm121.errors import CheckFailed
-from sm121.target import checks, root
+from sm121.lock.pylock import Target, lock_path
+from sm121.target import checks, place, root
 from sm121.target.compare import compare_wheels, sections
 from sm121.target.container import Container
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
 from sm121.target.run import judge
 from sm121.target.steps import STEPS
 from sm121.target.table import show
+from support.checkouts import ROOT
 from support.wheels import make_wheel
 
 EMULATED = Machine(
@@ -97,6 +100,12 @@ def test_record_holds_what_the_recipe_names(name: str) -> None:
     assert all(len(digest) == 64 for digest in root.record(name).values())
 
 
+def test_a_root_has_a_python_that_every_stack_locks(stack_name: str) -> None:
+    recipe = root.recipe("run")
+    target = Target.make("linux-aarch64", python=recipe.python, glibc=recipe.glibc)
+    assert lock_path(ROOT / "pins", stack_name, "family", target).is_file()
+
+
 def test_a_root_that_is_not_as_recorded() -> None:
     recorded = {"libc6_2.36_arm64.deb": "a", "bash_5_arm64.deb": "b"}
     assert root.compare(recorded, recorded) == []
@@ -144,3 +153,29 @@ def test_wheels_are_compared_by_section(tmp_path: Path) -> None:
         "vllm/c.py": f"only in {one.parent}", "vllm/d.py": f"only in {other.parent}",
         "vllm-1.dist-info/RECORD": "it lists the others' hashes",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "parent", "found"),
+    [
+        ("vendor_id : AuthenticAMD", "/usr/bin/bash", "qemu"),
+        ("CPU implementer : 0x41", "/usr/bin/bash", ""),
+        ("CPU implementer : 0x41", "/usr/bin/qemu-aarch64-static", "qemu"),
+    ],
+)
+def test_an_arm64_container_on_another_processor_is_emulated(
+    tmp_path: Path, cpuinfo: str, parent: str, found: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    (tmp_path / str(os.getppid())).mkdir()
+    (tmp_path / str(os.getppid()) / "exe").symlink_to(parent)
+    assert place.emulated_by("aarch64", tmp_path) == found
+    assert place.emulated_by("aarch64", tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(("names", "found"), [(("lo",), False), (("lo", "eth0"), True)])
+def test_network(tmp_path: Path, names: tuple[str, ...], found: bool) -> None:
+    (tmp_path / "net").mkdir()
+    lines = ["head", "head", *(f"  {name}: 1 2" for name in names)]
+    (tmp_path / "net/dev").write_text("\n".join(lines) + "\n")
+    assert place.has_network(tmp_path) is found
