@@ -26,6 +26,7 @@ _COSTS = {
     "rebase": "an unfinished rebase: what was resolved by hand",
     "series": "seconds, once it is exported: a series open for editing",
     "verify": "nothing: left over by a killed verify-abi",
+    "target": "verify-target's environment: a minute, a whole one under emulation half an hour",
     "log": "nothing, but logs and the measured cost of objects are lost",
 }
 
