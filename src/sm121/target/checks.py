@@ -247,42 +247,39 @@ def vllm() -> str:
     return f"vllm {version} imports, and `vllm --version` says so"
 
 
+# What switches a patch off or on, and what is read when nothing is set, and when this is.
+SWITCHES = {
+    "VLLM_DISABLE_CUTEDSL": (False, "1", True),
+    "VLLM_DSV4_SM120_JIT_ATTN": (False, "1", True),
+    "VLLM_NCCL_GRAPH_GUARD": ("error", "eager", "eager"),
+}
+
+
 def gates() -> str:
-    """For each patch with a switch: it is off unless asked for, and seen when it is."""
+    """The patches' switches are what they are by themselves, and are seen when set."""
     envs = own("vllm.envs")
-    seen = []
-    for name in ("VLLM_DISABLE_CUTEDSL", "VLLM_DSV4_SM120_JIT_ATTN"):
-        need(name in envs.environment_variables, f"vllm.envs does not know {name}")
+    for name, (unset, value, wanted) in SWITCHES.items():
+        read: Callable[[], Any] | None = envs.environment_variables.get(name)
+        need(read, f"vllm.envs does not know {name}")
+        assert read is not None
         os.environ.pop(name, None)
-        read: Callable[[], Any] = envs.environment_variables[name]
-        need(not read(), f"{name} is on by itself")
-        os.environ[name] = "1"
-        need(read(), f"{name}=1 is not seen")
-        os.environ.pop(name)
-        seen.append(name)
-    utils = own("vllm.utils.import_utils")
-    utils.has_cutedsl.cache_clear() if hasattr(utils.has_cutedsl, "cache_clear") else None
+        need(read() == unset, f"{name} is {read()!r} by itself, not {unset!r}")
+        os.environ[name] = value
+        need(read() == wanted, f"{name}={value} is read as {read()!r}")
+        del os.environ[name]
     os.environ["VLLM_DISABLE_CUTEDSL"] = "1"
-    need(not utils.has_cutedsl(), "has_cutedsl() is true with VLLM_DISABLE_CUTEDSL=1")
-    os.environ.pop("VLLM_DISABLE_CUTEDSL")
-    nccl = own("vllm.utils.nccl")
-    need(hasattr(nccl, "allow_cross_node_cudagraphs"), "the NCCL guard is not in vllm.utils.nccl")
-    for name in PATCHED:
+    need(
+        not own("vllm.utils.import_utils").has_cutedsl(), "CuTeDSL is used although it is disabled"
+    )
+    del os.environ["VLLM_DISABLE_CUTEDSL"]
+    guard = own("vllm.utils.nccl")
+    need(hasattr(guard, "allow_cross_node_cudagraphs"), "vllm.utils.nccl has no NCCL guard")
+    modules = json.loads(sys.argv[2]) if len(sys.argv) > 2 else []
+    for name in modules:
         own(name)
-    fact("patched modules", len(PATCHED))
-    return f"{len(PATCHED)} patched modules import; {', '.join(seen)} and the NCCL guard are there"
+    fact("patched modules", len(modules))
+    return f"{len(SWITCHES)} switches and the NCCL guard are there; {len(modules)} patched modules import"
 
-
-PATCHED = (
-    "vllm.v1.attention.backends.mla.sparse_swa",
-    "vllm.v1.attention.backends.mla.indexer",
-    "vllm.model_executor.layers.fused_moe.oracle.nvfp4",
-    "vllm.model_executor.layers.quantization.modelopt",
-    "vllm.models.deepseek_v4.nvidia.model",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse",
-    "vllm.models.deepseek_v4.compressor",
-    "vllm.model_executor.warmup.kernel_warmup",
-)
 
 CHECKS: dict[str, Callable[[], str]] = {
     "torch": torch, "torchvision": torchvision, "torchaudio": torchaudio, "tvm-ffi": tvm_ffi,

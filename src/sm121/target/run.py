@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from sm121.abi import patched
 from sm121.abi import report as abi
 from sm121.abi.proof import Job, prove
 from sm121.abi.stage import summary
@@ -191,6 +192,8 @@ class Run:
         assert made is not None
         limit = step.limit if place.machine.how == "emulated" else step.limit / _NATIVE
         argv = [str(made.python), "-I", str(_SCRIPT), step.name]
+        if step.name == "gates":
+            argv.append(json.dumps(patched_modules(self.context, self.manifest)))
         finished = place.run(argv, more={"HOME": "/tmp"}, log=self._log(step), limit=limit)
         return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
 
@@ -230,6 +233,22 @@ def judge(step: Step, machine: Machine, output: str, returncode: int, *, late: b
         told = ("fail", told[1] or f"no verdict (exit status {returncode})")
     verdict: Verdict = "pass" if told[0] == "pass" else "fail"
     return _row(step, machine.how, verdict, told[1], facts)
+
+
+def patched_modules(context: Context, manifest: Manifest) -> list[str]:
+    """Modules of vllm that the wheelhouse's patches change, but for those of other GPUs."""
+    folder = context.layout.patches / "vllm" / manifest.stack
+    applied = [p.name for p in manifest.patches if p.status.startswith("applied")]
+    files = {
+        file
+        for name in applied
+        if (path := folder / f"{name}.patch").is_file()
+        for file in patched.parse(path.read_text("utf-8"))
+        if file.startswith("vllm/") and file.endswith(".py") and "rocm" not in file
+    }
+    return sorted(
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files
+    )
 
 
 def unproved(manifest: Manifest, place: Place | None, rows: Sequence[Row]) -> tuple[str, ...]:
