@@ -116,6 +116,15 @@ def verify_jit(session: nox.Session) -> None:
     verb(session, "verify-jit")
 
 
+@nox.session(name="verify-target", default=False)
+def verify_target(session: nox.Session) -> None:
+    """Install the wheelhouse and import it, by the target's own Python, emulated if need be.
+
+    Options: DIR, --quick, --only STEP, --fetch, --json [FILE].
+    """
+    verb(session, "verify-target")
+
+
 @nox.session(default=False)
 def rebase(session: nox.Session) -> None:
     """Move the patch series to another upstream: `-- --onto 0.28.0`; `-- --check` only looks.
@@ -202,11 +211,12 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and mypy."""
+    """ruff, mypy and hadolint."""
     prepare(session, lock="dev")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("hadolint", "Dockerfile.verify")
 
 
 @nox.session(default=False)

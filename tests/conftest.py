@@ -31,7 +31,7 @@ SHARED_CACHE = Path(os.environ.get("SM121_CACHE", ROOT / "build" / "cache")).res
 # one worker of xdist, the longest group first; what is in none goes wherever there is room.
 GROUPS = {
     "build": {"built", "new_checkout"},
-    "abi": {"tools", "target_root"},
+    "abi": {"tools"},
     "series": {"real", "sdist"},
     "sync": {"hosts"},
 }
@@ -105,6 +105,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--jit-cache-listed", action="store_true",
         help="test_jit_cache.py compiles the modules that the stack lists (minutes), not the smallest",
     )  # fmt: skip
+    parser.addoption(
+        "--image", action="store_true", help="build Dockerfile.verify with buildah (test_image.py)"
+    )
 
 
 @pytest.fixture(scope="session")

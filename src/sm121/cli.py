@@ -35,6 +35,9 @@ VERBS = {
     "repair": Verb("repair", "bring an environment back to its wheelhouse, offline"),
     "verify-abi": Verb("verify_abi", "prove that binaries fit, without a GPU or the target"),
     "verify-jit": Verb("verify_jit", "compile the JIT kernel families for the target, no GPU"),
+    "verify-target": Verb(
+        "verify_target", "install and import a wheelhouse by the target's own Python"
+    ),
     "rebase": Verb("rebase", "move the patch series to another upstream; --check tries all"),
     "export": Verb("export", "write the edited series back to patches/"),
     "serve": Verb("serve", "serve.env and systemd units for two nodes"),

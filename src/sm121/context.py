@@ -22,8 +22,10 @@ class Options:
     """The user's choices. jobs None: decided by cores and memory.
 
     jit_cache: FlashInfer's modules ahead of time; 'none', 'listed' (those of the pins), 'all' (what
-    the pins leave out too); None: as the profile says. without, require: names of the profile's optional parts, to be left out and to be built
-    whatever it takes. clones: git repositories on this machine that may provide sources.
+    the pins leave out too); None: as the profile says. without, require: names of the profile's
+    optional parts, to be left out and to be built whatever it takes. clones: git repositories on
+    this machine that may provide sources. python: of the target, X.Y; None: the one that the
+    stack ships for.
     """
 
     profile: str = "smoke"
@@ -36,6 +38,7 @@ class Options:
     without: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     clones: tuple[Path, ...] = ()
+    python: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +69,12 @@ class Context:
 
     @property
     def runtime(self) -> Target:
-        """Platform and the CPython that the stack ships for: the first one listed."""
+        """Platform and CPython: the one that was asked for, else what the stack ships for, which is the
+        first one listed."""
         pin = self.stack.targets[self.options.target]
-        return Target.make(self.options.target, python=pin.pythons[0], glibc=pin.glibc)
+        return Target.make(
+            self.options.target, python=self.options.python or pin.pythons[0], glibc=pin.glibc
+        )
 
     @property
     def jit_modules(self) -> dict[str, JitModule]:

@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,14 @@ _scope = ""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A command that ended: exit status and standard output (with error output, if logged)."""
+    """A command that ended: exit status and standard output (with error output, if logged).
+
+    late: it was killed, since it had not ended within its limit.
+    """
 
     returncode: int
     output: str
+    late: bool = False
 
 
 def pasteable(
@@ -58,12 +63,13 @@ def run(
     on_line: Callable[[str], None] | None = None,
     check: bool = True,
     stdin: str | None = None,
+    limit: float | None = None,
 ) -> Finished:
     """Run a program to its end.
 
     env: the *whole* environment of the child (None: ours). log: file that the command and
     its output are appended to; without one, output is only returned. on_line: called with
-    each output line (no newline).
+    each output line (no newline). limit: seconds after which it and all that it started is killed.
 
     Raises CompilerMissing if the program does not exist, ToolFailed on a non-zero exit
     (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
@@ -105,6 +111,10 @@ def run(
                 remedy="Install it, or put it on PATH, and run the same command again.",
             ) from error
         assert child.stdout is not None
+        late = threading.Event()
+        timer = threading.Timer(limit or 0.0, _end, (child.pid, late)) if limit else None
+        if timer:
+            timer.start()
         try:
             if stdin is not None and child.stdin is not None:
                 # A program that ends before it has read all tells why by its own output.
@@ -126,6 +136,8 @@ def run(
             child.wait()
             raise
         finally:
+            if timer:
+                timer.cancel()
             child.stdout.close()
         if log_file is not None:
             log_file.write(f"# exit {returncode}\n")
@@ -141,7 +153,14 @@ def run(
             cause=f"whole output: {log}" if log else "",
             remedy=f"Run it by hand: {pasteable(argv, cwd=cwd)}",
         )
-    return Finished(returncode=returncode, output="\n".join(lines))
+    return Finished(returncode=returncode, output="\n".join(lines), late=late.is_set())
+
+
+def _end(pid: int, late: threading.Event) -> None:
+    """Kill the session that a child leads; what it put into another one goes by its mark."""
+    late.set()
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def start(argv: Sequence[str | Path], *, log: Path | None = None) -> subprocess.Popen[str]:

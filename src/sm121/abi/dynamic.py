@@ -3,8 +3,8 @@
 The environment is made by unpacking wheels into an empty folder, so no interpreter is needed
 to make it and nothing of this machine is in it. Python runs isolated (`-I`: no PYTHON*
 variables, no user site, no current directory on the path), in an empty working directory, so
-that a stale `~/vllm` cannot be imported instead. Where the target is emulated, `python` is
-the emulator's command line; where there is no GPU, `libraries` has a driver stub.
+that a stale `~/vllm` cannot be imported instead. Where there is no GPU, `libraries` has a
+driver stub.
 
 A crash ends only the module that caused it: results are read line by line, and the rest is
 run in another process.
@@ -69,8 +69,7 @@ for name in operators:
 class Python:
     """A Python that runs the target's code. command: argv, an emulator's in front if needed.
 
-    environment: whole, as nothing is inherited; emulators that take variables as arguments
-    (`qemu-aarch64-static -E`) have them in `command`.
+    environment: whole, as nothing is inherited.
     """
 
     command: tuple[str, ...]
@@ -163,12 +162,15 @@ def check_imports(
     return out, not_run
 
 
-def clean_environment(libraries: Sequence[Path] = ()) -> dict[str, str]:
+def clean_environment(
+    libraries: Sequence[Path] = (), base: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The variables that a program needs to start, and nothing of the user's.
 
-    libraries: folders for LD_LIBRARY_PATH (the driver stub's).
+    libraries: folders for LD_LIBRARY_PATH (the driver stub's). base: instead of this machine's.
     """
-    kept = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
+    here = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
+    kept = dict(base) if base is not None else here
     if libraries:
         kept["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
     # PyTorch asks for a home directory for its caches; an empty one is as clean as none.

@@ -1,9 +1,5 @@
-"""A Python that runs the target's code here: this machine's, or an emulated one.
-
-Emulation needs `qemu-aarch64-static` and SM121_TARGET_ROOT, an extracted root of the target
-with /usr/bin/python3.X, for example
-`mmdebstrap --variant=extract --arch=arm64 --include=python3,libstdc++6,zlib1g,libgomp1 bookworm DIR`.
-"""
+"""A Python that runs the target's code here: this machine's, or one that the caller enters a root
+of the target for (sm121.target)."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from sm121.errors import CompilerMissing
 from sm121.lock.pylock import Target
 from sm121.toolkit.machine import host_machine
 
-ROOT_VARIABLE = "SM121_TARGET_ROOT"
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"
 _FULL = "import sys; print(sys.version.split()[0])"
 # Where drivers put it; a driver elsewhere is not seen, and the stub is used and said.
@@ -30,12 +25,14 @@ _DRIVER = ("usr/lib/{machine}-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """version: X.Y. program: the python. emulator: argv in front of it, or nothing."""
+    """version: X.Y. program: the python. launch: what stands in front of it on a command line, and
+    environment: what it is then started in; of an emulated one."""
 
     how: Literal["native", "emulated"]
     version: str
     program: Path
-    emulator: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = None
 
     @property
     def identity(self) -> str:
@@ -45,13 +42,10 @@ class Interpreter:
 
     def command(self, libraries: Sequence[Path] = ()) -> Python:
         """How to run it, in a clean environment. libraries: folders for LD_LIBRARY_PATH."""
-        if not self.emulator:
-            return Python(command=(str(self.program),), environment=clean_environment(libraries))
-        variables = [f"LD_LIBRARY_PATH={os.pathsep.join(map(str, libraries))}"] if libraries else []
         return Python(
-            command=(*self.emulator, *(w for v in variables for w in ("-E", v)), str(self.program)),
-            environment=clean_environment(),
-        )  # fmt: skip
+            command=(*self.launch, str(self.program)),
+            environment=clean_environment(libraries, self.environment),
+        )
 
 
 def full_version(python: Python) -> tuple[str, str]:
@@ -79,20 +73,10 @@ def find(
             if found := _native(version, environment):
                 return found
         return f"no CPython {' or '.join(wanted)} on this machine"
-    root = environment.get(ROOT_VARIABLE, "")
-    if not root:
-        return f"this is a {host_machine()} machine and {ROOT_VARIABLE} names no root of {target.machine}"
-    qemu = shutil.which(f"qemu-{target.machine}-static")
-    if qemu is None:
-        return f"qemu-{target.machine}-static is not on PATH (package qemu-user-static)"
-    for version in wanted:
-        program = Path(root).resolve() / "usr/bin" / f"python{version}"
-        if program.is_file():
-            return Interpreter(
-                how="emulated", version=version, program=program,
-                emulator=(qemu, "-L", str(Path(root).resolve())),
-            )  # fmt: skip
-    return f"{root} has no usr/bin/python{' or python'.join(wanted)}"
+    return (
+        f"this is a {host_machine()} machine; `nox -s verify-target` imports them by an emulated "
+        f"Python of {target.machine}"
+    )
 
 
 def _native(version: str, environment: Mapping[str, str]) -> Interpreter | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Stage:
     context: of the judged wheels, its target with the interpreter's version. judged, around:
     wheel files that are unpacked; site: an environment's site-packages instead. complete:
     the judged set holds all that its packages import. stub: libcuda's stand-in. scratch:
-    where the environment is made, several GB.
+    where the environment is made, several GB; an emulated Python must see it too.
     """
 
     context: Context
@@ -93,7 +94,7 @@ def _run(report: Report, stage: Stage) -> Report:
         )  # fmt: skip
     problems, not_run = _judge(context, results, driver)
     ran = Ran(
-        how=stage.interpreter.how, python=version, driver=driver, complete=not stage.around,
+        how=stage.interpreter.how, python=version, driver=driver, complete=stage.complete,
         bare=tuple(bare), seconds=round(time.monotonic() - started, 1),
         imports=tuple(
             ImportRow(module=name, result="fail" if problem else "pass", text=problem)
@@ -116,7 +117,8 @@ def _driver(stage: Stage, folder: Path) -> tuple[Driver, list[Path]]:
     if stage.stub is None:
         return "none", []
     folder.mkdir()
-    (folder / "libcuda.so.1").symlink_to(stage.stub.resolve())
+    # A copy: what a link points at may not be seen from inside a root of the target.
+    shutil.copyfile(stage.stub, folder / "libcuda.so.1")
     return "stub", [folder]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ _OURS, _JIT_CACHE = "vllm", "flashinfer-jit-cache"
 class Job:
     """targets, env, against: as on the command line. pythons: other versions that the stack
     locks for the target, which may stand in for its own when things are run. run: the dynamic part too. fetch: what
-    the cache lacks of the lock's surroundings may be downloaded."""
+    the cache lacks of the lock's surroundings may be downloaded. installed: an environment that was
+    made of the targets, in which things are run, instead of one made for it; python: by whom. stub:
+    libcuda's stand-in, instead of the toolkit's."""
 
     layout: Layout
     stack_name: str
@@ -53,6 +56,9 @@ class Job:
     pythons: tuple[str, ...] = ()
     run: bool = True
     fetch: bool = False
+    installed: Path | None = None
+    python: Interpreter | None = None
+    stub: Path | None = None
 
     def locked(self, target: Target | None = None) -> Locked:
         return Locked(
@@ -110,7 +116,10 @@ def _surroundings(job: Job, manifest: Manifest | None, paths: Sequence[Path]) ->
 
 
 def series_patches(job: Job) -> list[PatchFile]:
-    """The series with git's patch ids. Empty for a stack without one."""
+    """The series with git's patch ids. Empty for a stack without one, and where there is no git
+    (Dockerfile.verify's image)."""
+    if shutil.which("git") is None:
+        return []
     from sm121.gitrepo import Repository
 
     folder = job.layout.patches / _OURS / job.stack_name
@@ -134,6 +143,8 @@ def find_interpreter(job: Job) -> Interpreter | str:
     """The Python for the dynamic part, or why it is not run."""
     if not job.run:
         return "--no-run"
+    if job.python:
+        return job.python
     if job.env:
         return interpreter.of_environment(job.env, job.target)
     return interpreter.find(job.target, job.pythons)
@@ -153,7 +164,7 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
         not_run.append(NotRun(check="imports of other wheels", reason=reason))
     complete = bool(job.env or (manifest and manifest.complete)) and not unfit
     around = Surroundings(paths=())
-    if not complete:
+    if not complete and not job.installed:
         around = job.locked(target).around_torch(_distributions(judged))
     lacking = list(around.lacking)
     if lacking:
@@ -167,15 +178,16 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
         return with_findings(report, [], not_run)
     store = FactsCache(job.layout.cache)
     facts = scan_wheels(judged, cache=store, memory=job.memory)
-    site = environment_site(job.env).absolute() if job.env else None
-    if site:
+    made = job.env or job.installed
+    site = environment_site(made).absolute() if made else None
+    if site and job.env:
         facts += scan_environment(
             site, cache=store, memory=job.memory, read_hashes=lambda _path: False
         )
     stage = live.Stage(
         context=Context(
             subjects=tuple(facts), others=(), target=target, arch=Arch.parse(job.arch),
-            policy=job.policy, expected=Expected(), installed=site is not None,
+            policy=job.policy, expected=Expected(), installed=job.env is not None,
         ),
         interpreter=python, judged=tuple(judged), around=around.paths, complete=complete,
         stub=driver_stub(job), scratch=job.layout.build / "verify", site=site,
@@ -186,7 +198,9 @@ def _dynamic(job: Job, report: Report, manifest: Manifest | None, paths: Sequenc
 
 
 def driver_stub(job: Job) -> Path | None:
-    """libcuda's stand-in that the toolkit stage made, if it has run."""
+    """libcuda's stand-in: the job's, else the one that the toolkit stage made, if it has run."""
+    if job.stub:
+        return job.stub
     folder = job.layout.build / "toolkit" / f"{job.stack_name}-{job.target.name}"
     stub = folder / "cuda/lib64/stubs/libcuda.so"
     return stub if stub.is_file() else None

@@ -182,7 +182,9 @@ def judge(
     if vllm is not None and wheel is not None and patches and not wheel.damage:
         findings += patched.check_patches(context, wheel, patches, _reader(vllm))
     elif context.expected.patches:
-        not_run.append(NotRun(check="patches", reason="the patch series was not given"))
+        not_run.append(
+            NotRun(check="patches", reason="the series was not given, or there is no git")
+        )
     return _report(context, findings, open_symbols, components, table, not_run,
                    resolution.checked)  # fmt: skip
 

@@ -27,6 +27,7 @@ _COSTS = {
     "series": "seconds, once it is exported: a series open for editing",
     "verify": "nothing: left over by a killed verify-abi",
     "sync": "nothing: left over by a broken sync",
+    "target": "verify-target's environment: a minute, a whole one under emulation half an hour",
     "log": "nothing, but logs and the measured cost of objects are lost",
 }
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from sm121.compile.wheel import canonical_member, member_order
 from sm121.files import write_atomic
-from sm121.repair.wheel import Entry, record_digest, render_record
+from sm121.repair.record import Entry
+from sm121.repair.wheel import record_digest, render_record
 
 DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
 # In the dist-info, as an overlay has sm121-overlay.json.

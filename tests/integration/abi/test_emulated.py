@@ -1,33 +1,31 @@
-"""The dynamic part under emulation: real torch for aarch64, real extension modules built here.
+"""The dynamic part under emulation: real extension modules for aarch64, built here.
 
-Needs qemu-aarch64-static and a root of the target: SM121_TARGET_ROOT, or mmdebstrap makes one.
+Needs qemu-user-static and mmdebstrap (.ci/run), and a kernel that lets roots be entered.
 """
 
 import dataclasses
-import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from make import write_wheel
 
-from sm121.abi.interpreter import Interpreter, full_version
+from sm121.abi.dynamic import run_imports, unpack_site
 from sm121.abi.policy.load import load_policy
 from sm121.abi.proof import Job, prove
 from sm121.files import HashMemory
 from sm121.lock.pylock import Target
 from sm121.pins.load import load_stack
+from sm121.target.place import find_place
 from sm121.toolkit.machine import host_machine
 from sm121.ui import Ui
-from support.tools import run, tool
 
 pytestmark = [pytest.mark.network, pytest.mark.compiler, pytest.mark.timeout(900)]
 
-INCLUDE = "python3,libstdc++6,zlib1g,libgomp1"
+WHEEL = "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl"
 MODULE = """
 extern "C" {{
 void *PyModule_Create2(void *, int);
+void abort(void);
 {declared}
 static struct {{ long head[5]; const char *name; const char *doc; long size; void *rest[5]; }}
   def = {{ {{1}}, "{name}", 0, -1, {{0}} }};
@@ -37,45 +35,87 @@ void *PyInit_{name}(void) {{ {call} return PyModule_Create2(&def, 3); }}
 
 
 @pytest.fixture(scope="session")
-def target_root(tmp_path_factory) -> Iterator[Path]:
-    """An arm64 root with Python 3.11 (Debian 12), extracted only: nothing of it is run."""
-    tool("qemu-aarch64-static", "qemu-user-static")
-    if given := os.environ.get("SM121_TARGET_ROOT"):
-        yield Path(given)
-        return
-    root = tmp_path_factory.mktemp("arm64") / "root"
-    run(
-        tool("mmdebstrap"), "--quiet", "--variant=extract", "--arch=arm64", f"--include={INCLUDE}",
-        "bookworm", root,
-    )  # fmt: skip
-    yield root
-    shutil.rmtree(root)
-
-
-@pytest.fixture(scope="session")
 def modules(tools, tmp_path_factory):
-    """Extension modules for aarch64, by path in the wheel: two that load, one that does not."""
+    """Extension modules for aarch64, by path in the wheel."""
     folder = tmp_path_factory.mktemp("modules")
     stub = folder / "torch"
     stub.mkdir()
     tools.shared(stub / "libtorch.so", "-Wl,-soname,libtorch.so", source="")
     made = {"vllm/__init__.py": b"raise RuntimeError('its own __init__ is not to be run')\n"}
-    for name, functions, flags in (
-        ("good", [], ["-Wl,--no-as-needed", f"-L{stub}", "-ltorch"]),
-        ("driver", ["cuMemRelease"], ["-lcuda"]),
-        ("broken", ["cutlass_moe_mm_sm100"], []),
+    for name, function, call, flags in (
+        ("good", "", "", []),
+        ("torchlike", "", "", ["-Wl,--no-as-needed", f"-L{stub}", "-ltorch"]),
+        ("driver", "cuMemRelease", "if (def.size == 7) cuMemRelease(0);", ["-lcuda"]),
+        ("broken", "cutlass_moe_mm_sm100", "if (def.size == 7) cutlass_moe_mm_sm100(0);", []),
+        ("failing", "", "return 0;", []),
+        ("crash", "", "abort();", []),
+        ("last", "", "", []),
     ):
-        source = MODULE.format(
-            name=name, declared="".join(f"int {f}(int);\n" for f in functions),
-            call="".join(f"if (def.size == 7) {f}(0);" for f in functions),
-        )  # fmt: skip
+        declared = f"int {function}(int);" if function else ""
+        source = MODULE.format(name=name, declared=declared, call=call)
         out = tools.shared(folder / f"{name}.so", *flags, source=source)
         made[f"vllm/{name}.abi3.so"] = out.read_bytes()
     return made
 
 
 @pytest.fixture(scope="session")
-def job(layout, target_root, tools, tmp_path_factory):
+def place(layout, tools, tmp_path_factory):
+    """A root of aarch64, entered for each program, with a driver stub."""
+    assert host_machine() != "aarch64", "on the target's own machine test_dynamic.py runs natively"
+    return find_place(
+        Target.make("linux-aarch64", python="3.12", glibc="2.39"), ("3.12", "3.11"),
+        folder=tmp_path_factory.mktemp("place"), seen=(), cache=layout.cache, ui=Ui(quiet=True),
+        stub=tools.root / "lib64/stubs/libcuda.so",
+    )  # fmt: skip
+
+
+def test_every_module_has_a_verdict(place, modules):
+    """Two that load, one of them by the driver stub; an open symbol; an init that fails; a crash."""
+    folder = place.driver.parent
+    wheel = write_wheel(folder, WHEEL, modules)
+    site = folder / "site"
+    unpack_site([wheel], site)
+    names = [f"vllm.{name}" for name in ("good", "driver", "broken", "failing", "crash", "last")]
+    python = place.interpreter(place.python).command([place.driver])
+    found = run_imports(python, site, names, bare=["vllm"])
+    assert {n for n, problem in found.items() if not problem} == {
+        "vllm.good", "vllm.driver", "vllm.last",
+    }  # fmt: skip
+    assert "undefined symbol: cutlass_moe_mm_sm100" in found["vllm.broken"]
+    assert "SystemError" in found["vllm.failing"]
+    assert "interpreter died" in found["vllm.crash"]
+    # Without the stub the loader says what is missing.
+    bare = place.interpreter(place.python).command()
+    assert "libcuda.so.1" in run_imports(bare, site, ["vllm.driver"], bare=["vllm"])["vllm.driver"]
+
+
+def test_a_program_that_starts_programs_and_no_network(place):
+    code = (
+        "import platform, subprocess, socket, sys; print(platform.machine());"
+        "print(subprocess.run([sys.executable, '-I', '-c', 'print(6 * 7)'], capture_output=True,"
+        " text=True).stdout.strip());"
+        "s = socket.socket(); s.settimeout(5); print(s.connect_ex(('192.0.2.1', 80)))"
+    )
+    finished = place.run([str(place.python), "-I", "-c", code])
+    machine, product, error = finished.output.splitlines()[-3:]
+    assert (machine, product) == ("aarch64", "42")
+    assert int(error) != 0
+
+
+def test_the_root_is_not_written_to(place):
+    before = sorted(p.name for p in place.container.root.path.iterdir())
+    assert place.run(["/bin/sh", "-c", "echo x > /written && cat /written"]).output == "x"
+    assert sorted(p.name for p in place.container.root.path.iterdir()) == before
+
+
+def test_a_program_that_does_not_end_is_killed(place):
+    finished = place.run(["/bin/sh", "-c", "echo begun; while :; do :; done"], limit=5)
+    assert finished.late
+    assert finished.returncode < 0
+
+
+@pytest.fixture(scope="session")
+def job(layout, tools, tmp_path_factory):
     """A checkout's worth of what the checks need, with a build folder of its own."""
     stack = load_stack(layout.pins, "0.26.0")
     build = tmp_path_factory.mktemp("build")
@@ -90,56 +130,14 @@ def job(layout, target_root, tools, tmp_path_factory):
     )  # fmt: skip
 
 
-def test_the_root_has_a_python_that_runs(target_root):
-    python = Interpreter(
-        how="emulated", version="3.11", program=target_root / "usr/bin/python3.11",
-        emulator=("qemu-aarch64-static", "-L", str(target_root)),
-    )  # fmt: skip
-    version, problem = full_version(python.command())
-    assert version.startswith("3.11."), problem
-
-
-def test_extensions_are_imported_beside_the_real_torch(
-    job, modules, tmp_path, target_root, monkeypatch
-):
-    """One run over three modules: torch first, a driver stub, one open symbol."""
-    assert host_machine() != "aarch64", "on the target's own machine test_dynamic.py runs natively"
-    monkeypatch.setenv("SM121_TARGET_ROOT", str(target_root))
-    wheel = write_wheel(tmp_path, "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl", modules)
-    report = prove(dataclasses.replace(job, targets=(wheel,)))
-    ran = report.ran
-    assert ran is not None, report.not_run
-    assert (ran.how, ran.python[:5], ran.driver, ran.complete) == (
-        "emulated",
-        "3.11.",
-        "stub",
-        False,
-    )
-    assert ran.bare == ("vllm",)
-    table = {row.module: row for row in ran.imports}
-    assert {n: r.result for n, r in table.items()} == {
-        "torch": "pass", "vllm.good": "pass", "vllm.driver": "pass", "vllm.broken": "fail",
-    }  # fmt: skip
-    assert "undefined symbol: cutlass_moe_mm_sm100" in table["vllm.broken"].text
-    # The static part says the same of the same file, and nothing else is wrong.
-    assert {(f.kind, f.file) for f in report.faults} == {
-        ("symbol", "vllm/broken.abi3.so"), ("import", "vllm/broken.abi3.so"),
-    }  # fmt: skip
-    # Remembered: the second time nothing is unpacked or run.
-    again = prove(dataclasses.replace(job, targets=(wheel,)))
-    assert again == report
-    assert not list((job.layout.build / "verify").iterdir())
-
-
-def test_no_root_is_said(job, tmp_path, modules, monkeypatch):
-    monkeypatch.delenv("SM121_TARGET_ROOT", raising=False)
-    good = {p: d for p, d in modules.items() if "broken" not in p}
-    wheel = write_wheel(tmp_path, "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl", good)
+def test_who_imports_them_is_said(job, tmp_path, modules):
+    good = {p: d for p, d in modules.items() if p == "vllm/good.abi3.so"}
+    wheel = write_wheel(tmp_path, WHEEL, good)
     report = prove(dataclasses.replace(job, targets=(wheel,)))
     assert report.result == "pass", report.faults
     assert report.ran is None
     assert [n.check for n in report.not_run] == ["imports"]
-    assert "SM121_TARGET_ROOT" in report.not_run[0].reason
+    assert "nox -s verify-target" in report.not_run[0].reason
 
 
 def test_a_stage_without_torch_in_the_cache(job, tmp_path, modules):
@@ -147,8 +145,8 @@ def test_a_stage_without_torch_in_the_cache(job, tmp_path, modules):
     empty = dataclasses.replace(
         job, layout=dataclasses.replace(job.layout, cache=tmp_path / "cache"), fetch=False, run=False
     )  # fmt: skip
-    good = {p: d for p, d in modules.items() if "good" in p}
-    wheel = write_wheel(tmp_path, "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl", good)
+    good = {p: d for p, d in modules.items() if "torchlike" in p}
+    wheel = write_wheel(tmp_path, WHEEL, good)
     report = prove(dataclasses.replace(empty, targets=(wheel,)))
     assert report.result == "pass"
     assert "torch 2.11.0" in report.not_run[0].reason

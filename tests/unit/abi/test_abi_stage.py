@@ -41,7 +41,6 @@ class House:
 @pytest.fixture
 def context(screen, tmp_path, root, stack_name, monkeypatch):
     """The real pins, in a checkout of its own."""
-    monkeypatch.delenv("SM121_TARGET_ROOT", raising=False)
     monkeypatch.setattr("sm121.abi.interpreter.host_machine", lambda: "x86_64")
     checkout = tmp_path / "real"
     shutil.copytree(root / "pins", checkout / "pins")
