@@ -107,6 +107,40 @@ def test_without_a_gid_vllm_is_not_started(tmp_path: Path) -> None:
     assert "started" not in said
 
 
+def test_what_does_not_start_is_said(tmp_path: Path) -> None:
+    process = start(tmp_path, "/nonexistent/vllm", SM121_HCA="")
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "/nonexistent/vllm does not start: No such file" in said
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.11", 29502))
+        process = start(tmp_path, "true", SM121_HCA="")
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "can't listen at 127.0.0.11 port 29502 (UDP): Address already in use" in said
+    assert "Traceback" not in said
+
+
+def test_a_firewall_between_the_scripts_is_said(
+    helper: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks have met, and by UDP nothing comes."""
+    with socket.create_server(("127.0.0.11", 0)) as server:
+        port = server.getsockname()[1]
+        found = node(
+            helper, Path("/"), 0, SM121_ADDRESS="127.0.0.11", SM121_PEER="127.0.0.12",
+            SM121_MASTER_PORT=str(port),
+        )  # fmt: skip
+        monkeypatch.setattr(sys.modules["serve_start"], "DEAF_SECONDS", 0.0)
+        watch = helper.Watch(found)
+        with socket.create_connection(("127.0.0.11", port), source_address=("127.0.0.12", 0)):
+            accepted, _ = server.accept()
+            assert [watch.lost() for _ in range(3)] == ["", "", ""]
+            accepted.close()
+        watch.close()
+    assert capsys.readouterr().out.count("nothing is heard from 127.0.0.12 by UDP") == 1
+
+
 def test_told_to_end_it_ends_vllm_and_its_orphans(tmp_path: Path) -> None:
     """A grandchild whose parent is gone, in a session of its own, that ignores SIGTERM."""
     script = "setsid sh -c 'trap \"\" TERM; echo ready $$; while :; do sleep 0.1; done' & sleep 0.1; exit 0"

@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sm121.serve.node.serve_node import Node, gid_index, guarded, rendezvous, say
+    from sm121.serve.node.serve_node import Node, Refused, gid_index, guarded, rendezvous, say
 else:
     # -I leaves out the folder of this file, where its neighbour is. That is a wheelhouse, in which
     # nothing may appear.
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from serve_node import Node, gid_index, guarded, rendezvous, say
+    from serve_node import Node, Refused, gid_index, guarded, rendezvous, say
 
 POLL_SECONDS = 1.0
+DEAF_SECONDS = 20.0
 GID_INDEX = "NCCL_IB_GID_INDEX"
 
 
@@ -64,7 +65,13 @@ def start(node: Node, command: list[str]) -> int:
         signal.signal(number, lambda n, _frame: told.append(n))
     become_reaper()
     watch = Watch(node)
-    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        child = subprocess.Popen(command, env=environment, start_new_session=True)
+    except OSError as error:
+        watch.close()
+        raise Refused(
+            "{} does not start: {}".format(command[0], error.strerror), "run sync again"
+        ) from error
     try:
         while not told:
             try:
@@ -147,12 +154,23 @@ class Watch:
         self.node = node
         self.session = "{}-{}".format(os.getpid(), time.time_ns())
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind((node.address, node.port + 1))
+        try:
+            self.socket.bind((node.address, node.port + 1))
+        except OSError as error:
+            self.socket.close()
+            raise Refused(
+                "can't listen at {} port {} (UDP): {}".format(
+                    node.address, node.port + 1, error.strerror
+                ),
+                "ss -ulpn shows who does; is vLLM started twice?",
+            ) from error
         self.socket.setblocking(False)
         self.heard = ""
         self.heard_at = 0.0
         self.met = ""
         self.missing = 0
+        self.joined_at = 0.0
+        self.warned = False
         # Before our vLLM can join: the other node is to know us from the run before.
         self._talk(time.monotonic())
 
@@ -169,6 +187,7 @@ class Watch:
             if connected and self.heard and now - self.heard_at < 3 * POLL_SECONDS:
                 self.met = self.heard
                 say("met the other node ({})".format(self.node.peer))
+            self._warn(now, connected)
             return ""
         self.missing = 0 if connected else self.missing + 1
         if self.missing > 2:
@@ -178,6 +197,23 @@ class Watch:
         if now - self.heard_at > self.node.lost_seconds:
             return "silent for {:.0f} s".format(now - self.heard_at)
         return ""
+
+    def _warn(self, now: float, connected: bool) -> None:
+        """Once, if the ranks have met and its script is not heard all the same."""
+        self.joined_at = (self.joined_at or now) if connected else 0.0
+        if (
+            self.joined_at
+            and not self.met
+            and not self.warned
+            and now - self.joined_at > DEAF_SECONDS
+        ):
+            self.warned = True
+            say(
+                "warning: vLLM's ranks have met, but nothing is heard from {} by UDP port {} (a firewall?): "
+                "if it is lost, that will not be noticed here".format(
+                    self.node.peer, self.node.port + 1
+                )
+            )
 
     def _talk(self, now: float) -> None:
         try:
