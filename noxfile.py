@@ -172,7 +172,7 @@ def sync(session: nox.Session) -> None:
 
     Options: HOST ..., --compare [--json [FILE]], --rollback, --wheelhouse DIR, --root DIR,
     --interface NAME, --address IP, --identity FILE, --ssh-config FILE, --streams N, --bwlimit KIB,
-    --keep N, --python PATH, --allow-partial, --reinstall, --sign KEY.
+    --keep N, --nodes FILE, --python PATH, --allow-partial, --reinstall, --sign KEY.
     """
     verb(session, "sync")
 

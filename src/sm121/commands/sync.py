@@ -9,12 +9,15 @@ from sm121 import proc
 from sm121.commands.common import add_json_option, give_json, layout_of
 from sm121.errors import NodeFault, UsageFault
 from sm121.files import HashMemory
+from sm121.serve.nodes import load_nodes
 from sm121.sync.compare import compare
 from sm121.sync.deploy import Wishes, deploy, rollback
 from sm121.sync.hosts import HERE, Way, nodes_of
 from sm121.sync.release import gather, lacking, sign
 from sm121.sync.report import Comparison, to_json
+from sm121.sync.roles import roles_of, write_serving
 from sm121.ui import Ui
+from sm121.wheelhouse.manifest import load_manifest
 
 ROOT = "/opt/sm121"
 
@@ -28,7 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     doing.add_argument("--compare", action="store_true", help="only compare: change nothing; exit 1 if they differ")  # fmt: skip
     doing.add_argument("--rollback", action="store_true", help="make the previous release current again")  # fmt: skip
     parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="what to send (default: wheelhouse/)")  # fmt: skip
-    parser.add_argument("--root", default=ROOT, metavar="DIR", help="folder on the nodes (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--nodes", type=Path, metavar="FILE",
+        help="who is head and who worker: their units and serve.env go with the release (docs/serve.md)",
+    )  # fmt: skip
+    parser.add_argument("--root", metavar="DIR", help=f"folder on the nodes (default: that of --nodes, else {ROOT})")  # fmt: skip
     parser.add_argument("--interface", metavar="NAME", help="go out by this interface (the direct link)")  # fmt: skip
     parser.add_argument("--address", metavar="IP", help="or from this address of this machine")
     parser.add_argument("--identity", type=Path, metavar="FILE", help="ssh key (default: as ssh chooses)")  # fmt: skip
@@ -59,7 +66,11 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         identity=arguments.identity and arguments.identity.absolute(),
         config=arguments.ssh_config and arguments.ssh_config.absolute(),
     )  # fmt: skip
-    nodes = nodes_of(arguments.hosts, way=way, root=arguments.root)
+    file = load_nodes(arguments.nodes) if arguments.nodes else None
+    if file and arguments.root not in (None, file.root):
+        raise UsageFault(f"--root {arguments.root}: {arguments.nodes} says {file.root}.")
+    nodes = nodes_of(arguments.hosts, way=way, root=arguments.root or (file.root if file else ROOT))
+    roles = roles_of(nodes, file) if file else {}
     log = layout.log / "sync.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -73,11 +84,14 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         rollback(nodes, log=log, ui=ui)
         return 0
     memory = HashMemory(layout.build / "hashes.json")
+    scratch = layout.build / "sync"
+    serving = {}
+    if file and (manifest := load_manifest(layout.wheelhouse)):
+        serving = write_serving(layout.wheelhouse, file, stack=manifest.stack, folder=scratch / ".serve")  # fmt: skip
     try:
-        release = gather(layout.wheelhouse, memory, allow_partial=arguments.allow_partial)
+        release = gather(layout.wheelhouse, memory, allow_partial=arguments.allow_partial, serve=serving)  # fmt: skip
     finally:
         memory.save()
-    scratch = layout.build / "sync"
     if arguments.sign:
         release = sign(release, arguments.sign, scratch / "signature")
     ui.say(f"Release {release.id}: stack {release.manifest.stack}, profile {release.manifest.profile}, {release.manifest.target}, {len(release.files)} files")  # fmt: skip
@@ -86,7 +100,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     options = [*(["--python", arguments.python] if arguments.python else []), *(["--allow-partial"] if arguments.allow_partial else [])]  # fmt: skip
     wishes = Wishes(
         streams=arguments.streams, keep=arguments.keep, again=arguments.reinstall,
-        installer=tuple(options), limit_kib=arguments.bwlimit,
+        installer=tuple(options), limit_kib=arguments.bwlimit, roles=roles,
     )  # fmt: skip
     if deploy(nodes, release, wishes, scratch=scratch, log=log, ui=ui) and len(nodes) > 1:
         comparison = compare(nodes, log=log)
