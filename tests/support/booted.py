@@ -201,11 +201,12 @@ def two_booted(folder: Path) -> Iterator[Two]:
 
 
 def remove_cgroup(tag: str) -> None:
-    """What systemd left of the node's cgroup, by a mount of its own."""
+    """What systemd left of the node's cgroup, by a mount of its own. A process that has just ended
+    keeps its cgroup busy for a moment."""
     script = (
         "d=$(mktemp -d); mount -t cgroup -o none,name=systemd systemd $d 2>/dev/null || "
-        "mount -t cgroup2 none $d; find $d/$0 -depth -type d -exec rmdir {} +; umount $d; rmdir $d"
+        "mount -t cgroup2 none $d; for n in $(seq 50); do [ -d $d/$0 ] || break; "
+        "find $d/$0 -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1; done; "
+        "[ ! -d $d/$0 ]; s=$?; umount $d; rmdir $d; exit $s"
     )
-    subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, tag], check=False, capture_output=True
-    )
+    subprocess.run(["unshare", "--mount", "sh", "-c", script, tag], check=True, capture_output=True)

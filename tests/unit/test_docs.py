@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sm121.serve.nodes import load_nodes
+
 
 def tables(root: Path, release: str) -> list[list[str]]:
     """The patches of the release that each table's first column names, of tables that name any.
@@ -43,3 +45,12 @@ def test_tests_that_the_docs_name_exist(root: Path) -> None:
         if f"\ndef {test}(" not in (root / "tests/integration" / file).read_text()
     ]
     assert missing == []
+
+
+def test_the_nodes_file_that_the_docs_show_is_one(root: Path, tmp_path: Path) -> None:
+    """Also with every line that is commented out there."""
+    (text,) = re.findall(r"```toml\n(.*?)```", (root / "docs/serve.md").read_text(), re.DOTALL)
+    for name, content in (("as.toml", text), ("all.toml", re.sub(r"(?m)^# ", "", text))):
+        (tmp_path / name).write_text(content)
+        assert load_nodes(tmp_path / name).head.name == "spark-a"
+    assert load_nodes(tmp_path / "all.toml").gpu_memory_utilization == 0.83

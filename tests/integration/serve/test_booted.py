@@ -27,6 +27,8 @@ from support.tools import run
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = "/usr/bin/python3"
+# Each wait fails by itself after 40 s.
+pytestmark = pytest.mark.timeout(300)
 
 # `vllm serve`: a child with a title of its own is the rank, as vLLM has it.
 VLLM = """#!{python}
