@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from sm121.acceptance.places import has_address
 from sm121.errors import UsageFault
-from sm121.files import remove_tree, write_atomic
+from sm121.files import remove_tree
 from sm121.serve.load import load_carried
 from sm121.serve.nodes import ROLES, Nodes
-from sm121.serve.render import render
+from sm121.serve.write import write_both
 from sm121.sync.hosts import HERE, Node
 
 
 def roles_of(nodes: Sequence[Node], file: Nodes) -> dict[str, str]:
-    """A host as it was named → `head` or `worker`, by the names in the nodes' file.
+    """A host as it was named → `head` or `worker`. `here` is the one whose address this machine has.
 
-    `here` is the node of this machine's name; else, beside one other host, the one that is left.
     Raises UsageFault for a host that is neither, and for two that are the same one.
     """
-    names = {file.head.name: ROLES[0], file.worker.name: ROLES[1]}
-    roles = {node.name: names.get(_host(node), "") for node in nodes}
-    if not roles.get(HERE, "taken"):
-        left = [role for role in ROLES if role not in roles.values()]
-        roles[HERE] = left[0] if len(roles) == len(names) and len(left) == 1 else ""
-    unknown = [name for name, role in roles.items() if not role]
-    if unknown:
-        raise UsageFault(
-            f"{unknown[0]}: the nodes' file does not say what this node is.",
-            cause=f"head is {file.head.name}, worker is {file.worker.name}",
-            remedy="Name the host as in the file, or correct its `name` there.",
-        )
+    roles = {}
+    for node in nodes:
+        host = node.name.rpartition("@")[2]
+        for role, one in zip(ROLES, (file.head, file.worker), strict=True):
+            if host == one.name or (node.name == HERE and has_address(one.address)):
+                roles[node.name] = role
+        if node.name not in roles:
+            raise UsageFault(
+                f"{node.name}: the nodes' file does not say what this node is.",
+                cause=f"head is {file.head.name} ({file.head.address}), worker is {file.worker.name} ({file.worker.address})",
+                remedy=f"Name a host as in the file; `{HERE}` is known by its address.",
+            )  # fmt: skip
     if len(set(roles.values())) != len(roles):
         raise UsageFault(f"{' and '.join(roles)} are the same node of the nodes' file.")
     return roles
@@ -45,13 +44,4 @@ def write_serving(wheelhouse: Path, file: Nodes, *, stack: str, folder: Path) ->
     """
     serve = load_carried(wheelhouse)
     remove_tree(folder)
-    files = {}
-    for rank, role in enumerate(ROLES):
-        for name, text in render(serve, file, rank, stack=stack).files.items():
-            files[f"{role}/{name}"] = folder / role / name
-            write_atomic(folder / role / name, text)
-    return files
-
-
-def _host(node: Node) -> str:
-    return platform.node() if node.name == HERE else node.name.rpartition("@")[2]
+    return write_both(serve, file, folder, stack=stack)

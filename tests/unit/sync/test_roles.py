@@ -31,19 +31,14 @@ def test_by_name_with_or_without_a_user(file: Nodes) -> None:
     assert roles(file, "spark-b") == {"spark-b": "worker"}
 
 
-@pytest.mark.parametrize(("name", "role"), [("spark-a", "head"), ("spark-b", "worker")])
-def test_here_is_this_machines_name(
-    file: Nodes, monkeypatch: pytest.MonkeyPatch, name: str, role: str
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_here_is_the_one_whose_address_this_machine_has(
+    file: Nodes, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    monkeypatch.setattr("platform.node", lambda: name)
+    own = getattr(file, role).address
+    monkeypatch.setattr("sm121.sync.roles.has_address", lambda address: address == own)
     assert roles(file, "here") == {"here": role}
-
-
-def test_here_beside_the_other_one_is_what_is_left(
-    file: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.node", lambda: "adas-desk")
-    assert roles(file, "here", "spark-a") == {"here": "worker", "spark-a": "head"}
+    monkeypatch.setattr("sm121.sync.roles.has_address", lambda address: False)
     with pytest.raises(UsageFault, match="here: the nodes' file does not say"):
         roles(file, "here")
 
