@@ -135,7 +135,7 @@ def unpacked(made: Made, folder: Path) -> Path:
 
 
 def workshop(built: Checkout, target: str) -> Path:
-    (folder,) = (built.root / f"build/work/{built.stack}-{target}").glob("flashinfer-*")
+    (folder,) = (built.root / "build" / "work" / f"{built.stack}-{target}").glob("flashinfer-*")
     return folder
 
 
