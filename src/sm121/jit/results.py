@@ -34,10 +34,12 @@ class Results:
         self._path = path
         self._known: dict[str, dict[str, Any]] = {}
         self._found: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] == _SCHEMA:
                 self._known, self._found = data["results"], data["found"]
+                self._config = data.get("config", {})
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
@@ -58,6 +60,13 @@ class Results:
         self._found = {"key": key, "kernels": [asdict(kernel) for kernel in found]}
         return found
 
+    def config(self, key: str, find: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The model's published config in the environment of this key."""
+        if self._config.get("key") != key:
+            self._config = {"key": key, "config": dict(find())}
+        config: Mapping[str, Any] = self._config["config"]
+        return config
+
     def save(self, used: Iterable[str]) -> None:
         """Write; of what this run had no use for, only the newest few hundred are kept."""
         keep = set(used)
@@ -66,7 +75,14 @@ class Results:
             del self._known[key]
         write_atomic(
             self._path,
-            json.dumps({"schema": _SCHEMA, "results": self._known, "found": self._found}),
+            json.dumps(
+                {
+                    "schema": _SCHEMA,
+                    "results": self._known,
+                    "found": self._found,
+                    "config": self._config,
+                }
+            ),
         )
 
 

@@ -276,6 +276,13 @@ def _first_start(rows: Iterable[Row]) -> list[FirstStart]:
 
 def shapes_fault(shapes: Mapping[str, Any], published: Mapping[str, Any]) -> list[Note]:
     """Where jit.toml and the model's published config differ; names as in jit.toml."""
+    if not published:
+        return [
+            Note(
+                kind="note",
+                text="this environment can't say the model's config: shapes not compared",
+            )
+        ]
     spelt = {"rope_dim": "qk_rope_head_dim", "window": "sliding_window"}
     return [
         Note(kind="fault", text=f"jit.toml has {name} = {value}, the model's config {published[spelt.get(name, name)]}")

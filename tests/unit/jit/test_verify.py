@@ -180,6 +180,8 @@ def test_shapes_are_compared_with_the_published_config(real: Recipes) -> None:
     published = {"hidden_size": 4096, "sliding_window": 256, "qk_rope_head_dim": 64}
     (note,) = shapes_fault(shapes, published)
     assert note.text == "jit.toml has window = 128, the model's config 256"
+    (silent,) = shapes_fault(shapes, {})
+    assert (silent.kind, "not compared" in silent.text) == ("note", True)
 
 
 def test_a_second_run_runs_nothing_and_a_changed_input_runs_all(
