@@ -88,6 +88,7 @@ def prepare(
         inputs=inputs, versions=versions(environment),
         faults=environment_faults(context.layout.pins, environment),
         notes=shapes_fault(shapes, published), only=only,
+        patched_tree="" if tree or env else str(made["patch"]["tree"]),
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ class Fault:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What is verified. inputs: identities of tree, environment and options, by name; faults: of
-    the environment; first: only these recipes (None: all)."""
+    the environment; only: these recipes (None: all); patched_tree: git's id of the stack's own tree,
+    '' for another."""
 
     stack: str
     target: str
@@ -58,6 +59,7 @@ class Job:
     faults: Sequence[Fault] = ()
     notes: Sequence[Note] = ()
     only: Sequence[str] | None = None
+    patched_tree: str = ""
 
 
 def verify(job: Job, progress: Callable[[str], None]) -> Report:
