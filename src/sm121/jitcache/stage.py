@@ -14,7 +14,7 @@ from sm121.fetch import Cache, fetch_locked
 from sm121.files import sha256_text
 from sm121.jitcache.build import Compiled, compile_specs
 from sm121.jitcache.check import check_library, codes_of
-from sm121.jitcache.wheel import unpack_package, wheel_name, write_wheel
+from sm121.jitcache.wheel import member_of, unpack_package, wheel_name, write_wheel
 from sm121.jitcache.workshop import Workshop, flashinfer_files, open_workshop
 from sm121.lock.pylock import lock_path, locked_files, read_lock
 from sm121.lock.resolve import lock_of
@@ -85,6 +85,8 @@ class JitCacheStage:
         _tell_cost(context, compiled)
         contents = {one.spec.name: one.library.read_bytes() for one in compiled}
         facts = checked(context, workshop, contents, modules)
+        for spec in specs:
+            facts[spec.name]["file"] = member_of(spec.inside)
         version = cache_version(context)
         machine = context.runtime.machine
         final = self.dist(context) / wheel_name(version, machine)
@@ -95,6 +97,7 @@ class JitCacheStage:
             requires=[
                 f"{name}=={context.stack.family[name].version}" for name in (FLASHINFER, TVM_FFI)
             ],
+            license_expression=workshop.license_expression,
             licenses={f.name: f.read_bytes() for f in workshop.licenses if f.is_file()},
             note={
                 "schema_version": 1, "flashinfer": workshop.version, "arch": context.arch,

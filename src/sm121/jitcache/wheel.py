@@ -46,14 +46,20 @@ def _tag(machine: str) -> str:
     return f"py3-none-linux_{machine}"
 
 
+def member_of(inside: str) -> str:
+    """The wheel's member of a module. inside: its path in the cache folder."""
+    return f"{PACKAGE}/{_FOLDER}/{inside}"
+
+
 def write_wheel(
     output: Path, libraries: Mapping[str, bytes], *, version: str, machine: str, arch: str,
-    requires: Sequence[str], licenses: Mapping[str, bytes], note: Mapping[str, Any], epoch: int,
+    requires: Sequence[str], note: Mapping[str, Any], epoch: int,
+    license_expression: str = "", licenses: Mapping[str, bytes],
 ) -> None:  # fmt: skip
     """Write the wheel, canonical as compile.wheel has it: one content, one file.
 
     libraries: path that FlashInfer asks for inside the cache folder → content. requires:
-    Requires-Dist. note: what it is made of, for a person who has only the wheel.
+    Requires-Dist. licenses: FlashInfer's, by file name. note: what it is made of, for a person who has only the wheel.
     """
     info = f"{PACKAGE}-{version}.dist-info"
     metadata = [
@@ -61,6 +67,7 @@ def write_wheel(
         f"Name: {DISTRIBUTION}",
         f"Version: {version}",
         f"Summary: FlashInfer modules compiled ahead of time for {arch}",
+        *([f"License-Expression: {license_expression}"] if license_expression else []),
         *(f"License-File: {name}" for name in sorted(licenses)),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {line}" for line in requires),
@@ -73,7 +80,7 @@ def write_wheel(
     ]
     members = {
         f"{PACKAGE}/__init__.py": _INIT.format(arch=arch, version=version, folder=_FOLDER).encode(),
-        **{f"{PACKAGE}/{_FOLDER}/{path}": data for path, data in libraries.items()},
+        **{member_of(path): data for path, data in libraries.items()},
         **{f"{info}/licenses/{name}": data for name, data in licenses.items()},
         f"{info}/METADATA": ("\n".join(metadata) + "\n").encode(),
         f"{info}/WHEEL": ("\n".join(tags) + "\n").encode(),

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ class Workshop:
     def licenses(self) -> list[Path]:
         """FlashInfer's licence files, as its wheel has them."""
         return sorted(self.site.glob("flashinfer_python-*.dist-info/licenses/**/*"))
+
+    @property
+    def license_expression(self) -> str:
+        """License-Expression of FlashInfer's METADATA, '' if it has none."""
+        (metadata,) = self.site.glob("flashinfer_python-*.dist-info/METADATA")
+        headers = HeaderParser().parsestr(metadata.read_text(encoding="utf-8"))
+        return str(headers.get("License-Expression") or "")
 
     def write_specs(self, modules: Mapping[str, JitModule], *, log: Path) -> list[Spec]:
         """Let FlashInfer write the modules' ninja files. Raises CheckFailed if it has none such."""

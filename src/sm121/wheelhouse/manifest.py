@@ -113,9 +113,10 @@ class WheelEntry(Entry):
 
 
 class JitModuleEntry(Entry):
-    """A FlashInfer module that was compiled ahead of time. codes: number of objects by what GPU
+    """A FlashInfer module that was compiled ahead of time. file: in the wheel. codes: number of objects by what GPU
     code they hold; reason, source: of the pins."""
 
+    file: str
     bytes: int
     codes: dict[str, int]
     needed: tuple[str, ...]

@@ -131,8 +131,8 @@ def jit_cache(context: Context, results: Results, folder: Path) -> list[WheelEnt
     wheel = JitCacheStage().dist(context) / str(made["wheel"])
     place(wheel, folder / wheel.name)
     libraries = {
-        name: {"machine": context.runtime.machine, "needed": facts["needed"]}
-        for name, facts in made["modules"].items()
+        facts["file"]: {"machine": context.runtime.machine, "needed": facts["needed"]}
+        for facts in made["modules"].values()
     }
     return [wheel_entry(folder / wheel.name, context.memory, origin="built", libraries=libraries)]
 

@@ -19,7 +19,7 @@ def write(folder: Path, libraries=LIBRARIES, machine: str = "aarch64") -> Path:
     write_wheel(
         output, libraries, version=VERSION, machine=machine, arch="12.1a",
         requires=["flashinfer-python==0.6.17", "apache-tvm-ffi==0.1.9"],
-        licenses={"LICENSE": b"free\n"}, note={"modules": {"sampling": {}}}, epoch=1_700_000_000,
+        license_expression="Apache-2.0", licenses={"LICENSE": b"free\n"}, note={"modules": {"sampling": {}}}, epoch=1_700_000_000,
     )  # fmt: skip
     return output
 
@@ -32,6 +32,7 @@ def test_an_installer_can_read_it(tmp_path: Path) -> None:
     assert [str(r) for r in wheel.requirements()] == [
         "flashinfer-python==0.6.17", "apache-tvm-ffi==0.1.9",
     ]  # fmt: skip
+    assert "License-Expression: Apache-2.0\nLicense-File: LICENSE\n" in wheel.metadata
     assert "Tag: py3-none-linux_aarch64" in wheel.tags
     assert "Root-Is-Purelib: false" in wheel.tags
     # Every file is in RECORD, with the digest that it has.

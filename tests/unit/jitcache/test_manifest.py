@@ -19,7 +19,8 @@ from support.jitcache import listing
 from support.stacks import write_stack
 
 NAME = "flashinfer_jit_cache-0.6.17+sm121.abcdef12-py3-none-linux_aarch64.whl"
-FACTS = {"bytes": 7, "codes": {"sm_121a": 5}, "needed": ["libc.so.6"]}
+FILE = "flashinfer_jit_cache/jit_cache/attention/attention.so"
+FACTS = {"file": FILE, "bytes": 7, "codes": {"sm_121a": 5}, "needed": ["libc.so.6"]}
 MADE = {"jit-cache": {"wheel": NAME, "sha256": "x", "modules": {"attention": FACTS}}}
 
 
@@ -66,5 +67,5 @@ def test_the_wheel_goes_into_the_folder(kernels: Context, tmp_path) -> None:
     assert (entry.distribution, entry.origin) == ("flashinfer-jit-cache", "built")
     assert entry.version == "0.6.17+sm121.abcdef12"
     assert entry.sha256 == hashlib.sha256(b"the modules").hexdigest()
-    assert entry.libraries["attention"].needed == ("libc.so.6",)
+    assert entry.libraries[FILE].needed == ("libc.so.6",)
     assert jit_cache(kernels, {}, tmp_path) == []
