@@ -19,6 +19,7 @@ from sm121.jit.drive import INSIDE, Told
 from sm121.jit.report import Variant
 
 _SCHEMA = 2
+_KEPT = 300
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 # What the JIT families are made of, below site-packages.
 _COMPILERS = (
@@ -33,10 +34,12 @@ class Results:
         self._path = path
         self._known: dict[str, dict[str, Any]] = {}
         self._found: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] == _SCHEMA:
                 self._known, self._found = data["results"], data["found"]
+                self._config = data.get("config", {})
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
@@ -57,14 +60,29 @@ class Results:
         self._found = {"key": key, "kernels": [asdict(kernel) for kernel in found]}
         return found
 
+    def config(self, key: str, find: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The model's published config in the environment of this key."""
+        if self._config.get("key") != key:
+            self._config = {"key": key, "config": dict(find())}
+        config: Mapping[str, Any] = self._config["config"]
+        return config
+
     def save(self, used: Iterable[str]) -> None:
-        """Write, and forget what belongs to no run of today's inputs once it is a lot."""
+        """Write; of what this run had no use for, only the newest few hundred are kept."""
         keep = set(used)
-        if len(self._known) > 8 * max(len(keep), 1):
-            self._known = {k: v for k, v in self._known.items() if k in keep}
+        others = [key for key in self._known if key not in keep]
+        for key in others[: max(len(others) - _KEPT, 0)]:
+            del self._known[key]
         write_atomic(
             self._path,
-            json.dumps({"schema": _SCHEMA, "results": self._known, "found": self._found}),
+            json.dumps(
+                {
+                    "schema": _SCHEMA,
+                    "results": self._known,
+                    "found": self._found,
+                    "config": self._config,
+                }
+            ),
         )
 
 

@@ -78,12 +78,17 @@ def prepare(
         toolkit=environment.site / "nvidia/cu13", work=work, log=log, seconds=seconds,
         shapes=shapes, modules=_modules(context, recipes), arch=arch,
     )  # fmt: skip
+    memory = Memory(context.layout.build / "jit" / context.stack_name / "results.json")
+    published = memory.config(
+        inputs["environment"], lambda: published_config(environment.interpreter, log)
+    )
     return Job(
         stack=context.stack_name, target=target, recipes=recipes, bench=bench,
-        results=Memory(context.layout.build / "jit" / context.stack_name / "results.json"),
+        results=memory,
         inputs=inputs, versions=versions(environment),
         faults=environment_faults(context.layout.pins, environment),
-        notes=shapes_fault(shapes, published_config(environment.interpreter, log)), only=only,
+        notes=shapes_fault(shapes, published), only=only,
+        patched_tree="" if tree or env else str(made["patch"]["tree"]),
     )  # fmt: skip
 
 

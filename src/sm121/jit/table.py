@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -67,5 +68,13 @@ def _explained(row: Row) -> Iterator[str]:
     if row.reading:
         yield f"      reading: {row.reading.kind}: {row.reading.says}"
         yield f"      next:    {row.reading.next}"
-    for line in [line for line in row.message.splitlines() if line.strip()][:_MESSAGE_LINES]:
+    for line in telling(row.message)[:_MESSAGE_LINES]:
         yield f"      | {line[:200]}"
+
+
+def telling(message: str) -> list[str]:
+    """The lines that name an error; of a message that has none, all. (TileLang's begins with the
+    whole source.)"""
+    lines = [line for line in message.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"(?i)\b(error|fatal)\b|No such file", line)]
+    return named or lines

@@ -46,7 +46,8 @@ class Fault:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What is verified. inputs: identities of tree, environment and options, by name; faults: of
-    the environment; first: only these recipes (None: all)."""
+    the environment; only: these recipes (None: all); patched_tree: git's id of the stack's own tree,
+    '' for another."""
 
     stack: str
     target: str
@@ -58,6 +59,7 @@ class Job:
     faults: Sequence[Fault] = ()
     notes: Sequence[Note] = ()
     only: Sequence[str] | None = None
+    patched_tree: str = ""
 
 
 def verify(job: Job, progress: Callable[[str], None]) -> Report:
@@ -276,6 +278,13 @@ def _first_start(rows: Iterable[Row]) -> list[FirstStart]:
 
 def shapes_fault(shapes: Mapping[str, Any], published: Mapping[str, Any]) -> list[Note]:
     """Where jit.toml and the model's published config differ; names as in jit.toml."""
+    if not published:
+        return [
+            Note(
+                kind="note",
+                text="this environment can't say the model's config: shapes not compared",
+            )
+        ]
     spelt = {"rope_dim": "qk_rope_head_dim", "window": "sliding_window"}
     return [
         Note(kind="fault", text=f"jit.toml has {name} = {value}, the model's config {published[spelt.get(name, name)]}")

@@ -10,6 +10,7 @@ from packaging.utils import parse_wheel_filename
 
 from sm121.context import Context, Results
 from sm121.files import HashMemory
+from sm121.jit.first_start import first_start_file, read_first_start
 from sm121.jitcache.stage import left_to_compile
 from sm121.lock.pylock import lock_path
 from sm121.patches.series import load_series
@@ -22,6 +23,7 @@ from sm121.wheelhouse.manifest import (
     Base,
     Check,
     ComponentEntry,
+    FirstStartEntry,
     JitCacheEntry,
     JitModuleEntry,
     LibraryEntry,
@@ -87,6 +89,22 @@ def patch_entries(context: Context, results: Results) -> tuple[PatchEntry, ...]:
         )
         for p in results["patch"]["patches"]
     )
+
+
+def first_start(context: Context, results: Results) -> tuple[FirstStartEntry, ...] | None:
+    """What verify-jit said, but for what this wheelhouse's JIT cache holds."""
+    path = first_start_file(context.layout.build, context.stack_name)
+    families = read_first_start(path, patched_tree=str(results["patch"].get("tree", "")))
+    if families is None:
+        return None
+    return tuple(
+        FirstStartEntry(
+            family=one["family"], kernels=one["kernels"], compilations=one["compilations"],
+            seconds=one["seconds"], kept_in=one["cache"],
+        )
+        for one in families
+        if not (one["shipped"] and "jit-cache" in results)
+    )  # fmt: skip
 
 
 def jit_cache_entry(context: Context, results: Results) -> JitCacheEntry | None:
@@ -186,6 +204,7 @@ def describe(
         tools=tools(results),
         wheels=tuple(wheels),
         jit_cache=jit_cache_entry(context, results),
+        first_start=first_start(context, results),
         checks=(
             Check(
                 name="wheel",

@@ -148,6 +148,18 @@ class JitCacheEntry(Entry):
     at_first_use: dict[str, str]
 
 
+class FirstStartEntry(Entry):
+    """What a node compiles itself at its first start, of one JIT family: compilations of kernels,
+    and the seconds that they took one after another where verify-jit ran. kept_in: the cache
+    that a second start finds them in."""
+
+    family: str
+    kernels: int
+    compilations: int
+    seconds: float
+    kept_in: str
+
+
 class Check(Entry):
     """A check and its verdict; `not run` has the reason in detail. `allowed`: it did not pass,
     and policy says why that may be."""
@@ -162,8 +174,9 @@ class Manifest(Entry):
 
     complete: holds every wheel of the lock, and so can be installed offline. notices: what a
     person who copies or publishes the folder must know. jit_cache: null if the stack lists no
-    modules for one. files: scripts that run on a node, and what they
+        modules for one. files: scripts that run on a node, and what they
     read; all of the folder is in SHA256SUMS.
+        modules for one. first_start: null if verify-jit has not passed on this tree here.
     """
 
     schema_version: Literal[1]
@@ -185,6 +198,7 @@ class Manifest(Entry):
     tools: dict[str, str]
     wheels: tuple[WheelEntry, ...]
     jit_cache: JitCacheEntry | None = None
+    first_start: tuple[FirstStartEntry, ...] | None = None
     checks: tuple[Check, ...]
     files: dict[str, Sha256] = {}
 

@@ -20,7 +20,7 @@ from sm121.rules.model import FILE as RULES
 from sm121.rules.model import load_rules
 from sm121.serve.load import carried
 from sm121.wheelhouse.check import check_set
-from sm121.wheelhouse.describe import describe, tools, wheel_entry
+from sm121.wheelhouse.describe import describe, first_start, tools, wheel_entry
 from sm121.wheelhouse.manifest import FILE as MANIFEST
 from sm121.wheelhouse.manifest import Check, OriginalEntry, WheelEntry, render
 from sm121.wheelhouse.sums import SUMS, listed, verify_sums, write_sums
@@ -55,6 +55,8 @@ class WheelhouseStage:
             inputs["what is said of FlashInfer's modules"] = sha256_text(
                 context.stack.jit_cache.model_dump_json()
             )
+        if (said := first_start(context, results)) is not None:
+            inputs["what a node compiles at its first start"] = sha256_text(repr(said))
         if "jit-cache" in results:
             inputs["FlashInfer's modules"] = str(results["jit-cache"]["sha256"])
         if context.options.with_deps:

@@ -32,6 +32,17 @@ def test_results_outlive_the_process_and_a_damaged_file_is_none(tmp_path: Path) 
     assert Results(file).find("k") is None
 
 
+def test_a_run_of_one_recipe_forgets_no_other(tmp_path: Path) -> None:
+    memory = Results(tmp_path / "results.json")
+    for number in range(400):
+        memory.put(str(number), Told())
+    memory.save(["0"])
+    again = Results(tmp_path / "results.json")
+    assert again.find("0") is not None  # used
+    assert again.find("399") is not None  # of the newest
+    assert again.find("1") is None
+
+
 @pytest.mark.parametrize("error", ["timed out after 5 s", "killed by signal 9 (Killed)"])
 def test_what_may_end_otherwise_next_time_is_not_kept(tmp_path: Path, error: str) -> None:
     memory = Results(tmp_path / "results.json")

@@ -11,6 +11,7 @@ import pytest
 
 from sm121.jit import verify as module
 from sm121.jit.drive import Told
+from sm121.jit.first_start import keep_first_start, read_first_start
 from sm121.jit.page import to_html
 from sm121.jit.recipes import Recipes, load_recipes
 from sm121.jit.report import SCHEMA_FILE, Report, Row, schema_text, to_json
@@ -180,6 +181,8 @@ def test_shapes_are_compared_with_the_published_config(real: Recipes) -> None:
     published = {"hidden_size": 4096, "sliding_window": 256, "qk_rope_head_dim": 64}
     (note,) = shapes_fault(shapes, published)
     assert note.text == "jit.toml has window = 128, the model's config 256"
+    (silent,) = shapes_fault(shapes, {})
+    assert (silent.kind, "not compared" in silent.text) == ("note", True)
 
 
 def test_a_second_run_runs_nothing_and_a_changed_input_runs_all(
@@ -215,3 +218,17 @@ def test_report_follows_its_published_schema(tmp_path: Path, monkeypatch, real: 
     assert "<b>LLVM" not in page
     whole = list(render_table(replace(report), whole=True))
     assert any("helper" in line for line in whole)
+
+
+def test_what_a_node_still_compiles_is_kept_for_the_manifest(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    passed = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
+    file = tmp_path / "build/first-start.json"
+    keep_first_start(passed, file, patched_tree="abc")
+    families = read_first_start(file, patched_tree="abc")
+    assert families
+    assert {one["family"] for one in families if one["shipped"]} == {"flashinfer"}
+    assert read_first_start(file, patched_tree="other") is None
+    keep_first_start(replace(passed, result="fail"), file, patched_tree="abc")
+    assert read_first_start(file, patched_tree="abc") is None

@@ -67,6 +67,8 @@ def main(job_file: str) -> int:
         bare_package("vllm.models.deepseek_v4.nvidia", tree)
         catch = importlib.import_module("catch")
         calls = importlib.import_module("calls")
+        for part in ("attention", "moe", "mhc", "deepgemm"):
+            importlib.import_module(f"calls_{part}")
         current = {"recipe": ""}
         outputs = catch.Outputs(cubins)
 
