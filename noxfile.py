@@ -120,7 +120,8 @@ def verify_jit(session: nox.Session) -> None:
 def verify_target(session: nox.Session) -> None:
     """Install the wheelhouse and import it, by the target's own Python, emulated if need be.
 
-    Options: DIR, --quick, --only STEP, --fetch, --json [FILE].
+    Options: DIR, --build, --quick, --only STEP, --fetch, --json [FILE], --stub FILE;
+    --context FOLDER (of Dockerfile.verify), --native-build.
     """
     verb(session, "verify-target")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sm121 import cli
 from sm121.abi.policy.load import load_policy
 from sm121.abi.proof import Job, driver_stub
 from sm121.commands.common import add_json_option, give_json, layout_of
@@ -32,6 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "wheelhouse", nargs="?", type=Path, metavar="DIR", help="default: wheelhouse/"
     )
+    parser.add_argument(
+        "--build", action="store_true",
+        help="run `nox -s build -- --profile smoke` first, into DIR: one command from a clean clone",
+    )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="only checksums, verify-abi, torch and torchvision"
     )
@@ -69,6 +74,8 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     if arguments.native_build:
         return _native_build(layout, arguments.wheelhouse or layout.wheelhouse, ui)
     house = (arguments.wheelhouse or layout.wheelhouse).resolve()
+    if arguments.build:
+        cli.run(["build", "--profile", "smoke", "--wheelhouse", str(house)], ui)
     manifest = _manifest(house)
     if arguments.context:
         return _context(layout, house, manifest, arguments, ui)

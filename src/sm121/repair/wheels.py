@@ -5,6 +5,9 @@ no byte of any binary is touched.
   version, so that an installed environment passes `uv pip check`.
 - A wheel that yields (stack.toml, yields) loses the paths that the other wheel owns too, so
   that the installed files are the other's, whatever the installer's order.
+- A wheel whose WHEEL names no tag that its file name has (nvidia-cusparselt-cu13 0.8.0 for aarch64
+  says `manylinux2014_sbsa`, which no installer knows) gets the file name's, since `uv pip check`
+  goes by what was installed, and refuses it on every aarch64 machine.
 
 A repaired wheel has a build tag (`torch-2.11.0-1sm121-…`), so that it is never taken for the
 original, and says in `<dist-info>/sm121-repair.json` what was done to which file.
@@ -19,7 +22,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm121.errors import FamilyFault
 from sm121.lock.pylock import LockedFile
@@ -57,6 +61,7 @@ def plan_repairs(
     repairs = []
     for name, wheel in sorted(wheels.items()):
         metadata, changes = _corrected_metadata(stack, wheel, files)
+        tags = _corrected_tags(wheel, changes)
         removed: list[str] = []
         if (pin := stack.yields.get(name)) is not None:
             if pin.to not in wheels:
@@ -83,7 +88,7 @@ def plan_repairs(
             "changes": changes,
             "notice": NOTICE,
         }
-        edits = {"WHEEL": _with_build_tag(wheel.tags), NOTE: json.dumps(note, indent=1) + "\n"}
+        edits = {"WHEEL": _with_build_tag(tags), NOTE: json.dumps(note, indent=1) + "\n"}
         if metadata != wheel.metadata:
             edits["METADATA"] = metadata
         repairs.append(
@@ -130,6 +135,18 @@ def _corrected_metadata(
         lines[index] = f"{key}: {asked}" + line[len(text) :]
         changes.append(f"METADATA: Requires-Dist {name}{before} is now {name}=={version}")
     return "".join(lines), changes
+
+
+def _corrected_tags(wheel: Wheel, changes: list[str]) -> str:
+    """WHEEL's text, with the file name's tags if it names none of them; what was changed is added."""
+    named = sorted(map(str, parse_wheel_filename(wheel.filename)[3]))
+    lines = wheel.tags.rstrip("\n").split("\n")
+    told = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
+    if {str(tag) for text in told for tag in parse_tag(text)} & set(named):
+        return wheel.tags
+    kept = [line for line in lines if not line.startswith("Tag:")]
+    changes.append(f"WHEEL: Tag {', '.join(told)} is now {', '.join(named)}")
+    return "\n".join([*kept, *(f"Tag: {tag}" for tag in named)]) + "\n"
 
 
 def _with_build_tag(tags: str) -> str:

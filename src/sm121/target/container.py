@@ -31,8 +31,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """root: what is entered. scratch: a folder for what is written there (of ours, emptied by
-    nobody). binds: folders that are seen inside under the same path. network: is there one?"""
+    """root: what is entered. scratch: a folder of ours that is mounted over; what is written into the
+    root is in memory, and gone with the program. binds: folders that are seen inside under the same path. network: is there one?"""
 
     root: Root
     scratch: Path

@@ -3,12 +3,15 @@
 #
 #   sh enter.sh ROOT SCRATCH MACHINE QEMU MAGIC BINDS... -- PROGRAM ARGUMENTS...
 #
-# The root is not written to: SCRATCH/upper takes what is. MAGIC is what the kernel knows the
-# machine's programs by (binfmt_misc), empty if they run here by themselves. BINDS keep their path.
+# The root is not written to: what is written goes into memory, mounted over SCRATCH, and is gone at
+# the end. MAGIC is what the kernel knows the machine's programs by (binfmt_misc), empty if they run
+# here by themselves. BINDS keep their path.
 set -eu
 root=$1 scratch=$2 machine=$3 qemu=$4 magic=$5
 shift 5
-mkdir -p "$scratch/upper" "$scratch/overlay" "$scratch/root"
+mkdir -p "$scratch"
+mount -t tmpfs sm121 "$scratch"
+mkdir "$scratch/upper" "$scratch/overlay" "$scratch/root"
 if [ -n "$magic" ]; then
     # A user namespace has binfmt_misc of its own since Linux 6.7 (F: the emulator is opened now,
     # outside of the root; P: it is told argv[0]). On an older kernel the machine's must have it.

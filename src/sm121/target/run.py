@@ -18,6 +18,7 @@ from sm121.abi.proof import Job, prove
 from sm121.abi.stage import summary
 from sm121.context import Context
 from sm121.errors import EnvironmentFault
+from sm121.files import remove_tree
 from sm121.lock.pylock import Target
 from sm121.target import checks
 from sm121.target.counterpart import counterpart
@@ -194,7 +195,10 @@ class Run:
         argv = [str(made.python), "-I", str(_SCRIPT), step.name]
         if step.name == "gates":
             argv.append(json.dumps(patched_modules(self.context, self.manifest)))
-        finished = place.run(argv, more={"HOME": "/tmp"}, log=self._log(step), limit=limit)
+        home = self.folder / "home"  # caches go there, and start empty
+        remove_tree(home)
+        home.mkdir()
+        finished = place.run(argv, more={"HOME": str(home)}, log=self._log(step), limit=limit)
         return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
 
     def _log(self, step: Step) -> Path:

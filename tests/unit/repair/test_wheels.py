@@ -140,6 +140,33 @@ def test_line_ends_of_metadata_stay(tmp_path: Path, nccl: Path) -> None:
     assert changed == text.replace("nvidia-nccl-cu13==1\r", "nvidia-nccl-cu13==2.30.4\r", 1)
 
 
+def test_a_tag_that_no_installer_knows_is_the_file_names(tmp_path: Path) -> None:
+    """nvidia-cusparselt-cu13 0.8.0: `uv pip check` refuses what it installed, on aarch64."""
+    plain = make_wheel(
+        tmp_path, {"nvidia/x.so": BINARY}, name="sparse", tag="py3-none-manylinux2014_aarch64"
+    )
+    odd = read_wheel(plain).tags.replace("manylinux2014_aarch64", "manylinux2014_sbsa")
+    wheel = tmp_path / "odd" / plain.name
+    wheel.parent.mkdir()
+    rewrite_wheel(plain, wheel, edits={"sparse-1.0.dist-info/WHEEL": odd.encode()})
+    (repair,) = repairs(stack(overrides={}), wheel)
+    assert repair.changes == (
+        "WHEEL: Tag py3-none-manylinux2014_sbsa is now py3-none-manylinux2014_aarch64",
+    )
+    write_repair(repair, wheel, tmp_path / repair.filename)
+    tags = read_wheel(tmp_path / repair.filename).tags
+    assert tags.replace("Build: 1sm121\n", "") == read_wheel(plain).tags
+
+
+def test_one_common_tag_is_enough(tmp_path: Path) -> None:
+    plain = make_wheel(tmp_path, {}, name="both", tag="py3-none-manylinux2014_aarch64")
+    more = read_wheel(plain).tags + "Tag: py3-none-manylinux2014_sbsa\n"
+    wheel = tmp_path / "more" / plain.name
+    wheel.parent.mkdir()
+    rewrite_wheel(plain, wheel, edits={"both-1.0.dist-info/WHEEL": more.encode()})
+    assert repairs(stack(overrides={}), wheel) == []
+
+
 def yielding(tmp_path: Path) -> tuple[Path, Path]:
     base = make_wheel(
         tmp_path, {"d/same.py": "same", "d/other.so": b"12", "d/LICENSE": "mine"},
