@@ -174,9 +174,8 @@ class Manifest(Entry):
 
     complete: holds every wheel of the lock, and so can be installed offline. notices: what a
     person who copies or publishes the folder must know. jit_cache: null if the stack lists no
-        modules for one. files: scripts that run on a node, and what they
-    read; all of the folder is in SHA256SUMS.
-        modules for one. first_start: null if verify-jit has not passed on this tree here.
+    modules for one. first_start: null if verify-jit has not passed on this tree here. files:
+    scripts that run on a node, and what they read; all of the folder is in SHA256SUMS.
     """
 
     schema_version: Literal[1]
