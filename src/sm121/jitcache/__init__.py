@@ -1,5 +1,5 @@
 """FlashInfer's JIT modules, compiled on the build host and packed as the JIT cache that it looks for.
 
-For others: `open_workshop(context)`, then `workshop.write_specs(modules)`, then
-`compile_specs(workshop, specs, ...)`.
+For others: `prepare.open_workshop(context)`, then `write_specs(modules, ...)` of it, then
+`build.compile_specs(workshop, specs, ...)`.
 """

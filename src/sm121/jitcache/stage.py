@@ -14,8 +14,9 @@ from sm121.fetch import Cache, fetch_locked
 from sm121.files import sha256_text
 from sm121.jitcache.build import Compiled, compile_specs
 from sm121.jitcache.check import check_library, codes_of
+from sm121.jitcache.prepare import flashinfer_files, open_workshop
 from sm121.jitcache.wheel import member_of, unpack_package, wheel_name, write_wheel
-from sm121.jitcache.workshop import Workshop, flashinfer_files, open_workshop
+from sm121.jitcache.workshop import Workshop
 from sm121.lock.pylock import lock_path, locked_files, read_lock
 from sm121.lock.resolve import lock_of
 from sm121.pins.model import FLASHINFER, TVM_FFI, JitModule

@@ -9,9 +9,9 @@ import pytest
 
 from sm121.context import Context, Options
 from sm121.errors import LockStale, UsageFault
+from sm121.jitcache.prepare import open_workshop
 from sm121.jitcache.stage import JitCacheStage
 from sm121.jitcache.wheel import wheel_name
-from sm121.jitcache.workshop import open_workshop
 from sm121.lock.pylock import LockedFile, lock_path, make_lock, write_lock
 from sm121.lock.resolve import REQUIREMENT_FILES, inputs_digest
 from sm121.pins.load import load_stack
