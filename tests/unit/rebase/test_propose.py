@@ -72,7 +72,7 @@ def test_source_moves_and_what_is_not_known_is_marked(proposed) -> None:
     plain = SourceRow(name="msa", file="", pinned="x", wanted="v2", repository="other/MSA")
     _, text, new = proposed(sources=[row, plain])
     assert new.sources["cutlass"].ref == "v4.5.0"
-    assert "# To be checked: digest, wheels still of v4.4.2.\n[sources.cutlass]\n" in text
+    assert "# To be checked: commit, digest, wheels still of v4.4.2.\n[sources.cutlass]\n" in text
     assert new.sources["msa"].git == "https://github.com/other/MSA.git"
     assert new.sources["msa"].upstream_repository == "other/MSA"
     assert text.count("# To be checked") == 1
