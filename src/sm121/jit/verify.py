@@ -185,6 +185,8 @@ def _judged(job: Job, base: Row, records: Sequence[Mapping[str, Any]]) -> Row:
             # The same compilation again, from the family's own cache, takes no time.
             variants.setdefault((variant.mode, str(variant.variant), variant.registers), variant)
     made = tuple(variants.values())
+    if not made:
+        return _failed(job, base, "what was compiled holds no kernel")
     if faults := over_limits(made, job.recipes.limits):
         meaning = Meaning(
             kind="over-limit", says="it compiles, and this GPU refuses to launch it",

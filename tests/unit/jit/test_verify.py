@@ -143,6 +143,15 @@ def test_a_kernel_that_compiles_and_cannot_launch_is_a_fault(
     assert norm.reading.kind == "over-limit"
 
 
+def test_a_module_without_any_kernel_is_no_success(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["flashinfer", "flashinfer_one"].records[0]["codes"] = []
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    assert row(report, ":decode").verdict == "failed"
+
+
 def test_exactly_at_the_limit_is_well(tmp_path: Path, monkeypatch, real: Recipes) -> None:
     told = all_told()
     # 384 threads of 168 registers are 64,512 of 65,536: what DeepGEMM's kernels take.

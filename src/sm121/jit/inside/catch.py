@@ -181,7 +181,8 @@ def catch_tilelang(report: Report, outputs: Outputs) -> None:
         import torch
 
         function = getattr(self.func, "orig_func", self.func)
-        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        # Not bind(): TileLang ignores a keyword that the function lacks, and vLLM gives one.
+        bound = dict(zip(inspect.signature(function).parameters, args, strict=False)) | kwargs
         variant = {n: str(v) for n, v in bound.items() if not isinstance(v, torch.Tensor)}
         record: dict[str, Any] = {
             "family": "tilelang", "kernel": f"{function.__module__}:{function.__name__}",
