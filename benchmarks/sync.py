@@ -126,7 +126,7 @@ def cpu() -> float:
 
 
 def touch(wheel: Path) -> None:
-    """Another wheel of the same size and with the same files: two seconds later, says its list."""
+    """Another wheel of the same size with the same files: the time of one differs by two seconds."""
     data = bytearray(wheel.read_bytes())
     data[data.rfind(b"PK\x01\x02") + 12] ^= 1  # central directory, last modification time
     wheel.unlink()
