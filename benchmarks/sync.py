@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -90,12 +91,14 @@ def plain(hosts: Hosts) -> float:
 
 
 def verb(hosts: Hosts, wheelhouse: Path, options: list[str]) -> None:
-    """The whole verb on a real wheelhouse. The changed wheel: the smallest, with one byte more."""
+    """The whole verb on a real wheelhouse. The changed wheel: the smallest."""
 
     def timed(what: str, *words: str, code: int = 0) -> str:
-        began = time.monotonic()
+        began, used = time.monotonic(), cpu()
         said = hosts.sync(*words, code=code, timeout=3600)
-        print(f"  {what:34} {time.monotonic() - began:7.1f} s")
+        print(
+            f"  {what:34} {time.monotonic() - began:7.1f} s, {cpu() - used:6.1f} CPU s on the head"
+        )
         for line in said.splitlines():
             if "MB/s;" in line or "file(s)" in line:
                 print(f"      {line.strip()}")
@@ -103,11 +106,12 @@ def verb(hosts: Hosts, wheelhouse: Path, options: list[str]) -> None:
 
     first = ["worker", "--wheelhouse", str(wheelhouse), *options]
     timed("first sync, with install", *first)
-    timed("second, nothing changed", *first)
+    for _ in range(3):
+        timed("again, nothing changed", *first)
     changed = hosts.folder.parent / "changed"
     shutil.copytree(wheelhouse, changed, copy_function=os.link)
     wheel = min(changed.glob("*-py3-none-any.whl"), key=lambda f: f.stat().st_size)
-    comment(wheel)
+    touch(wheel)
     renew(changed, wheel.name)
     timed(f"{wheel.name} changed", "worker", "--wheelhouse", str(changed), *options)
     timed("rollback", "worker", "--rollback")
@@ -115,15 +119,18 @@ def verb(hosts: Hosts, wheelhouse: Path, options: list[str]) -> None:
     timed("compare: every installed file", "worker", "--compare")
 
 
-def comment(wheel: Path) -> None:
-    """Another wheel with the same files: a comment at the end of the archive."""
-    import zipfile
+def cpu() -> float:
+    """CPU seconds of children so far: the head's side, since the worker's sshd is still running."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
-    data = wheel.read_bytes()
+
+def touch(wheel: Path) -> None:
+    """Another wheel of the same size with the same files: the time of one differs by two seconds."""
+    data = bytearray(wheel.read_bytes())
+    data[data.rfind(b"PK\x01\x02") + 12] ^= 1  # central directory, last modification time
     wheel.unlink()
     wheel.write_bytes(data)
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.comment = b"changed"
 
 
 def renew(folder: Path, name: str) -> None:

@@ -6,13 +6,15 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm121 import proc
-from sm121.context import Context, Options, validate_options
 from sm121.files import HashMemory, write_atomic
 from sm121.layout import Layout
-from sm121.pins.load import default_stack, load_stack
 from sm121.ui import Ui
+
+if TYPE_CHECKING:
+    from sm121.context import Context
 
 # What is deployed. Where a stack can't build it, the user is told so: nothing is downgraded.
 DEFAULT_PROFILE = "full"
@@ -97,6 +99,10 @@ def layout_of(arguments: argparse.Namespace) -> Layout:
 
 def context_of(arguments: argparse.Namespace, ui: Ui) -> Context:
     """Load pins and check the options against them."""
+    # Here: pydantic takes half a second to build the pins' models, which `sync` does without.
+    from sm121.context import Context, Options, validate_options
+    from sm121.pins.load import default_stack, load_stack
+
     layout = layout_of(arguments)
     name = arguments.stack or default_stack(layout.pins)
     stack = load_stack(layout.pins, name)

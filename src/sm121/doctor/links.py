@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm121.doctor.facts import links
-from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
+
+if TYPE_CHECKING:
+    from sm121.doctor.machine import Machine
 
 MTU = 9000
 

@@ -10,7 +10,6 @@ from sm121 import proc
 from sm121.doctor.mask import masker
 from sm121.errors import EnvironmentFault, HashMismatch, UsageFault
 from sm121.files import HashMemory
-from sm121.pins.model import OVERLAY
 from sm121.sync.node.listing import (
     NAMESPACE,
     WHEELHOUSE,
@@ -23,6 +22,8 @@ from sm121.sync.node.refusal import Refused
 from sm121.wheelhouse.manifest import Manifest, load_manifest
 from sm121.wheelhouse.sums import SUMS
 
+# As sm121.pins.model.OVERLAY, which is slow to import (a test compares them).
+_OVERLAY = "overlay"
 _TEXT = (".json", ".toml", ".env", ".service", ".conf", ".txt", ".sh", ".md")
 _LARGEST_TEXT = 16 << 20
 
@@ -128,7 +129,7 @@ def lacking(manifest: Manifest) -> Iterator[str]:
     left_out = ", ".join(sorted(manifest.components.left_out))
     if manifest.partial:
         yield f"profile {manifest.profile} is not a whole vLLM and can't serve; left out: {left_out}"
-    elif manifest.profile == OVERLAY:
+    elif manifest.profile == _OVERLAY:
         dead = [e.component for e in manifest.components.gpu if e.result == "fail" or e.verdict != "native"]  # fmt: skip
         yield (
             "an overlay: the release's own binaries"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sm121.context import Context
+if TYPE_CHECKING:
+    from sm121.context import Context
 
 SUMS = "SHA256SUMS"
 

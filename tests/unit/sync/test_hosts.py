@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from sm121.errors import UsageFault
+from sm121.pins.model import OVERLAY
+from sm121.sync import release
 from sm121.sync.agent import bundle
 from sm121.sync.hosts import Way, nodes_of
 
@@ -50,3 +52,7 @@ def test_ssh_asks_nobody_and_trusts_no_new_key() -> None:
 
 def test_what_a_node_gets_is_one_line() -> None:
     assert bundle("/opt/sm121", make=True).count("\n") == 1
+
+
+def test_name_of_the_overlay_profile() -> None:
+    assert release._OVERLAY == OVERLAY
