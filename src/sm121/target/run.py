@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from sm121 import proc
 from sm121.abi import patched
 from sm121.abi import report as abi
 from sm121.abi.proof import Job, prove
@@ -196,10 +197,21 @@ class Run:
         if step.name == "gates":
             argv.append(json.dumps(patched_modules(self.context, self.manifest)))
         home = self.folder / "home"  # caches go there, and start empty
-        remove_tree(home)
-        home.mkdir()
-        finished = place.run(argv, more={"HOME": str(home)}, log=self._log(step), limit=limit)
-        return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
+
+        def once() -> proc.Finished:
+            remove_tree(home)
+            home.mkdir()
+            return place.run(argv, more={"HOME": str(home)}, log=log, limit=limit)
+
+        log = self._log(step)
+        finished, crashes = attempt(once, emulated=place.machine.how == "emulated")
+        row = judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
+        if not crashes:
+            return row
+        return dataclasses.replace(
+            row, facts={**row.facts, "crashed before": str(crashes)},
+            text=f"{row.text} (at the second attempt: the emulated interpreter died at the first)",
+        )  # fmt: skip
 
     def _log(self, step: Step) -> Path:
         log = self.context.layout.log / "target" / f"{step.name}.log"
@@ -216,6 +228,23 @@ class Run:
             rows=tuple(self.rows), unproved=unproved(manifest, place, self.rows),
             seconds=round(seconds, 1),
         )  # fmt: skip
+
+
+def died(finished: proc.Finished) -> bool:
+    """Did a signal end it, and not its limit?"""
+    return not finished.late and (finished.returncode < 0 or finished.returncode > 128)
+
+
+def attempt(once: Callable[[], proc.Finished], *, emulated: bool) -> tuple[proc.Finished, int]:
+    """Run it; once more if it died emulated, and how often it had died before.
+
+    qemu-user crashes in programs with many threads now and then (seen: importing vllm, one of
+    several times). What is wrong with the wheelhouse crashes again.
+    """
+    finished = once()
+    if emulated and died(finished):
+        return once(), 1
+    return finished, 0
 
 
 def judge(step: Step, machine: Machine, output: str, returncode: int, *, late: bool) -> Row:
