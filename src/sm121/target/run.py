@@ -270,8 +270,14 @@ def judge(step: Step, machine: Machine, output: str, returncode: int, *, late: b
     return _row(step, machine.how, verdict, told[1], facts)
 
 
+# Packages of vllm that only import with a component: without it their patched modules can't either.
+_WITH = {"vllm/vllm_flash_attn/": "_vllm_fa2_C"}
+
+
 def patched_modules(context: Context, manifest: Manifest) -> list[str]:
-    """Modules of vllm that the wheelhouse's patches change, but for those of other GPUs."""
+    """Modules of vllm that the wheelhouse's patches change, but for those of other GPUs and of
+    components that it lacks."""
+    lacking = [p for p, component in _WITH.items() if component not in manifest.components.built]
     folder = context.layout.patches / "vllm" / manifest.stack
     applied = [p.name for p in manifest.patches if p.status.startswith("applied")]
     files = {
@@ -280,6 +286,7 @@ def patched_modules(context: Context, manifest: Manifest) -> list[str]:
         if (path := folder / f"{name}.patch").is_file()
         for file in patched.parse(path.read_text("utf-8"))
         if file.startswith("vllm/") and file.endswith(".py") and "rocm" not in file
+        if not file.startswith(tuple(lacking))
     }
     return sorted(
         file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files
