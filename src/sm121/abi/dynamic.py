@@ -29,6 +29,7 @@ from sm121.abi.symbols import is_extension_binary
 
 _SUFFIX = re.compile(r"\.(?:abi3|cpython-[\w-]+)?\.?so$")
 _MARK = "sm121-import "
+DIED = "the interpreter died"
 _SCRIPT = r"""
 import importlib, json, sys
 site, first, modules, operators, bare = json.loads(sys.argv[1])
@@ -131,7 +132,7 @@ def run_imports(
                 elif problem or name == current:
                     results[name], current = problem, ""
             if current:
-                results[current] = f"the interpreter died (exit status {finished.returncode})"
+                results[current] = f"{DIED} (exit status {finished.returncode})"
             if len(results) == before:
                 last = (finished.output.splitlines() or ["no output"])[-1]
                 results.update(dict.fromkeys(left, f"the interpreter did not start: {last}"))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from sm121.abi import cached
 from sm121.abi.context import Context, exemption, finding
-from sm121.abi.dynamic import check_imports, extension_modules, run_imports, unpack_site
+from sm121.abi.dynamic import DIED, check_imports, extension_modules, run_imports, unpack_site
 from sm121.abi.interpreter import Interpreter, full_version, has_driver
 from sm121.abi.report import Finding, ImportRow, NotRun, Ran, Report, to_json
 from sm121.abi.scan import expand_tags
@@ -88,10 +88,14 @@ def _run(report: Report, stage: Stage) -> Report:
             unpack_site((*stage.around, *stage.judged), site)
         modules = extension_modules(context)
         bare = [] if stage.complete else _parents(modules)
+        first = ["torch"] if (site / "torch").is_dir() else []
         results = run_imports(
-            python, site, modules, operators=_operators(context), bare=bare,
-            first=["torch"] if (site / "torch").is_dir() else [],
-        )  # fmt: skip
+            python, site, modules, operators=_operators(context), bare=bare, first=first
+        )
+        # qemu-user crashes now and then by itself; a fault of the module's own does it again.
+        died = [m for m in modules if DIED in results[m]]
+        if died and stage.interpreter.how == "emulated":
+            results |= run_imports(python, site, died, bare=bare, first=first)
     problems, not_run = _judge(context, results, driver)
     ran = Ran(
         how=stage.interpreter.how, python=version, driver=driver, complete=stage.complete,

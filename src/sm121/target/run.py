@@ -12,13 +12,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from sm121 import proc
 from sm121.abi import patched
 from sm121.abi import report as abi
 from sm121.abi.proof import Job, prove
 from sm121.abi.stage import summary
 from sm121.context import Context
 from sm121.errors import EnvironmentFault
-from sm121.files import remove_tree
+from sm121.files import HashMemory, remove_tree
 from sm121.lock.pylock import Target
 from sm121.target import checks
 from sm121.target.counterpart import counterpart
@@ -103,7 +104,9 @@ class Run:
         return f"not in this wheelhouse: {', '.join(missing)}" if missing else ""
 
     def _checksums(self, step: Step) -> Row:
-        faults = verify_sums(self.context, self.house)
+        # Every byte is read: what an earlier run remembers of a file is no proof.
+        fresh = HashMemory(self.folder / "no-hashes.json")
+        faults = verify_sums(dataclasses.replace(self.context, memory=fresh), self.house)
         if faults:
             return _row(step, "static", "fail", "; ".join(faults))
         count = sum(1 for _ in self.house.glob("*.whl"))
@@ -196,10 +199,21 @@ class Run:
         if step.name == "gates":
             argv.append(json.dumps(patched_modules(self.context, self.manifest)))
         home = self.folder / "home"  # caches go there, and start empty
-        remove_tree(home)
-        home.mkdir()
-        finished = place.run(argv, more={"HOME": str(home)}, log=self._log(step), limit=limit)
-        return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
+
+        def once() -> proc.Finished:
+            remove_tree(home)
+            home.mkdir()
+            return place.run(argv, more={"HOME": str(home)}, log=log, limit=limit)
+
+        log = self._log(step)
+        finished, crashes = attempt(once, emulated=place.machine.how == "emulated")
+        row = judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
+        if not crashes:
+            return row
+        return dataclasses.replace(
+            row, facts={**row.facts, "crashed before": str(crashes)},
+            text=f"{row.text} (at the second attempt: the emulated interpreter died at the first)",
+        )  # fmt: skip
 
     def _log(self, step: Step) -> Path:
         log = self.context.layout.log / "target" / f"{step.name}.log"
@@ -216,6 +230,23 @@ class Run:
             rows=tuple(self.rows), unproved=unproved(manifest, place, self.rows),
             seconds=round(seconds, 1),
         )  # fmt: skip
+
+
+def died(finished: proc.Finished) -> bool:
+    """Did a signal end it, and not its limit?"""
+    return not finished.late and (finished.returncode < 0 or finished.returncode > 128)
+
+
+def attempt(once: Callable[[], proc.Finished], *, emulated: bool) -> tuple[proc.Finished, int]:
+    """Run it; once more if it died emulated, and how often it had died before.
+
+    qemu-user crashes in programs with many threads now and then (seen: importing vllm, one of
+    several times). What is wrong with the wheelhouse crashes again.
+    """
+    finished = once()
+    if emulated and died(finished):
+        return once(), 1
+    return finished, 0
 
 
 def judge(step: Step, machine: Machine, output: str, returncode: int, *, late: bool) -> Row:
@@ -239,8 +270,14 @@ def judge(step: Step, machine: Machine, output: str, returncode: int, *, late: b
     return _row(step, machine.how, verdict, told[1], facts)
 
 
+# Packages of vllm that only import with a component: without it their patched modules can't either.
+_WITH = {"vllm/vllm_flash_attn/": "_vllm_fa2_C"}
+
+
 def patched_modules(context: Context, manifest: Manifest) -> list[str]:
-    """Modules of vllm that the wheelhouse's patches change, but for those of other GPUs."""
+    """Modules of vllm that the wheelhouse's patches change, but for those of other GPUs and of
+    components that it lacks."""
+    lacking = [p for p, component in _WITH.items() if component not in manifest.components.built]
     folder = context.layout.patches / "vllm" / manifest.stack
     applied = [p.name for p in manifest.patches if p.status.startswith("applied")]
     files = {
@@ -249,6 +286,7 @@ def patched_modules(context: Context, manifest: Manifest) -> list[str]:
         if (path := folder / f"{name}.patch").is_file()
         for file in patched.parse(path.read_text("utf-8"))
         if file.startswith("vllm/") and file.endswith(".py") and "rocm" not in file
+        if not file.startswith(tuple(lacking))
     }
     return sorted(
         file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files

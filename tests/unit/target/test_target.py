@@ -12,13 +12,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from sm121 import proc
 from sm121.errors import CheckFailed
 from sm121.lock.pylock import Target, lock_path
 from sm121.target import checks, place, root
 from sm121.target.compare import compare_wheels, sections
 from sm121.target.container import Container
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
-from sm121.target.run import judge
+from sm121.target.run import attempt, judge
 from sm121.target.steps import STEPS
 from sm121.target.table import show
 from support.checkouts import ROOT
@@ -60,6 +61,31 @@ def test_verdict_of_a_check(output: str, code: int, late: bool, verdict: str, te
     row = judge(TORCH, EMULATED, output, code, late=late)
     assert (row.verdict, row.text, row.how) == (verdict, text, "emulated")
     assert row.facts == ({"torch": "2"} if "fact" in output else {})
+
+
+@pytest.mark.parametrize(
+    ("codes", "emulated", "last", "crashes"),
+    [
+        ([0], True, 0, 0),
+        ([1], True, 1, 0),
+        ([-11, 0], True, 0, 1),
+        ([139, 139], True, 139, 1),
+        ([-11], False, -11, 0),
+    ],
+)
+def test_only_an_emulated_crash_is_tried_again(
+    codes: list[int], emulated: bool, last: int, crashes: int
+) -> None:
+    left = list(codes)
+    finished, before = attempt(
+        lambda: proc.Finished(returncode=left.pop(0), output=""), emulated=emulated
+    )
+    assert (finished.returncode, before, left) == (last, crashes, [])
+
+
+def test_what_did_not_end_is_not_tried_again() -> None:
+    late = proc.Finished(returncode=-9, output="", late=True)
+    assert attempt(lambda: late, emulated=True) == (late, 0)
 
 
 def report() -> Report:
