@@ -13,10 +13,12 @@ import jsonschema
 import pytest
 
 from sm121.errors import CheckFailed
+from sm121.layout import Layout
 from sm121.lock.pylock import Target, lock_path
-from sm121.target import checks, place, root
+from sm121.target import checks, image, place, root
 from sm121.target.compare import compare_wheels, sections
 from sm121.target.container import Container
+from sm121.target.image import DOCKERFILE, write_context
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
 from sm121.target.run import judge
 from sm121.target.steps import STEPS
@@ -179,3 +181,25 @@ def test_network(tmp_path: Path, names: tuple[str, ...], found: bool) -> None:
     lines = ["head", "head", *(f"  {name}: 1 2" for name in names)]
     (tmp_path / "net/dev").write_text("\n".join(lines) + "\n")
     assert place.has_network(tmp_path) is found
+
+
+def test_a_context_replaces_only_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout has a Dockerfile.verify, too, and must not be taken for one."""
+    house = tmp_path / "house"
+    house.mkdir()
+    for name in ("src", "pins", "patches"):
+        (tmp_path / "checkout" / name).mkdir(parents=True)
+    (tmp_path / "checkout" / DOCKERFILE).write_text("FROM x\n")
+    layout = Layout(root=tmp_path / "checkout", build=tmp_path / "build", wheelhouse=house,
+                    cache=tmp_path / "cache")  # fmt: skip
+    # The tools come from an index.
+    monkeypatch.setattr(image, "install_tools", lambda _layout, _target, folder: folder.mkdir())
+    target = Target.make("linux-aarch64", python="3.12", glibc="2.39")
+    monkeypatch.chdir(layout.root)
+    for folder in (layout.root, Path()):
+        with pytest.raises(CheckFailed, match="no part of a context: patches, pins, src"):
+            write_context(layout, house, target, folder, stub=None)
+    assert (layout.root / "src").is_dir()
+    for _ in range(2):  # one that is there is replaced
+        write_context(layout, house, target, tmp_path / "context", stub=None)
+    assert (tmp_path / "context/sm121/pins").is_dir()
