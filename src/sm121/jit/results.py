@@ -91,8 +91,9 @@ def key_of(*, recipe: str, mode: str, inputs: Mapping[str, str]) -> str:
 
 
 def code_identity() -> str:
-    """Digest of what runs inside the environment."""
-    return sha256_text(*(f.read_text(encoding="utf-8") for f in sorted(INSIDE.glob("*.py"))))
+    """Digest of what runs inside the environment, the driver's stand-in (gb10.c) too."""
+    files = [f for f in sorted(INSIDE.iterdir()) if f.suffix in (".py", ".c")]
+    return sha256_text(*(part for f in files for part in (f.name, f.read_text(encoding="utf-8"))))
 
 
 def walk_identity() -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sm121.abi.source import Malformed
+from sm121.jit import results
 from sm121.jit.cubin import read_cubin
 from sm121.jit.drive import Told
 from sm121.jit.results import (
@@ -48,6 +50,19 @@ def test_what_may_end_otherwise_next_time_is_not_kept(tmp_path: Path, error: str
     memory = Results(tmp_path / "results.json")
     memory.put("k", Told(error=error))
     assert memory.find("k") is None
+
+
+@pytest.mark.parametrize("name", ["work.py", "gb10.c"])
+def test_code_that_runs_inside_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The driver's stand-in too: by its answers DeepGEMM chooses its tiles."""
+    shutil.copytree(results.INSIDE, tmp_path / "inside")
+    monkeypatch.setattr(results, "INSIDE", tmp_path / "inside")
+    before = results.code_identity()
+    with (tmp_path / "inside" / name).open("a") as file:
+        file.write("\n")
+    assert results.code_identity() != before
 
 
 def test_every_input_is_in_the_key() -> None:
