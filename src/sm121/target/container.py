@@ -86,7 +86,14 @@ class Container:
 
 
 def emulator(machine: str) -> str:
-    """Path of qemu for the machine. Raises CompilerMissing."""
+    """Path of qemu for the machine. Raises CompilerMissing, EnvironmentFault for a machine that
+    is not emulated."""
+    if machine not in _MAGIC:
+        raise EnvironmentFault(
+            f"No program of {machine} can be run on a {host_machine()}.",
+            cause=f"what is emulated is {', '.join(_MAGIC)}",
+            remedy=f"Run it on a machine of {machine}; `nox -s verify-abi` reads the wheelhouse here.",
+        )
     name = f"qemu-{machine}-static"
     if found := shutil.which(name):
         return found

@@ -154,7 +154,8 @@ class Run:
             return install(place, self.house, self.manifest, self.folder, log=self._log(step))
         if place.container is None:
             raise EnvironmentFault(
-                f"The wheelhouse is for CPython {self.manifest.python}, here is {place.version}."
+                f"The wheelhouse is for CPython {self.manifest.python}, here is {place.version}.",
+                remedy=f"Install python{self.manifest.python}, or name one by SM121_PYTHON.",
             )
         house, manifest, text = counterpart(
             self.context, self.house, self.manifest, python=place.version, glibc=place.glibc,
@@ -199,6 +200,7 @@ class Run:
         remove_tree(home)
         home.mkdir()
         finished = place.run(argv, more={"HOME": str(home)}, log=self._log(step), limit=limit)
+        step = dataclasses.replace(step, limit=limit)
         return judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
 
     def _log(self, step: Step) -> Path:

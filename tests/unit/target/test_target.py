@@ -12,12 +12,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from sm121.errors import CheckFailed
+from sm121.errors import CheckFailed, EnvironmentFault
 from sm121.layout import Layout
 from sm121.lock.pylock import Target, lock_path
 from sm121.target import checks, image, place, root
 from sm121.target.compare import compare_wheels, sections
-from sm121.target.container import Container
+from sm121.target.container import Container, emulator
 from sm121.target.image import DOCKERFILE, write_context
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
 from sm121.target.run import judge
@@ -131,6 +131,13 @@ def test_a_root_is_entered_without_a_network(tmp_path: Path) -> None:
     assert "--net" in line
     assert line[-4:] == [str(tmp_path / "house"), "--", "python3", "-V"]
     assert "--net" not in dataclasses.replace(container, network=True).command(["true"])
+
+
+def test_a_machine_that_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Spark, a wheelhouse for x86-64."""
+    monkeypatch.setattr("sm121.target.container.host_machine", lambda: "aarch64")
+    with pytest.raises(EnvironmentFault, match="No program of x86_64 can be run on a aarch64"):
+        emulator("x86_64")
 
 
 def test_wheels_are_compared_by_section(tmp_path: Path) -> None:
