@@ -17,7 +17,7 @@ from sm121.layout import Layout
 from sm121.lock.pylock import Target, lock_path
 from sm121.target import checks, image, place, root
 from sm121.target.compare import compare_wheels, sections
-from sm121.target.container import Container, emulator
+from sm121.target.container import Container, _apparmor, emulator
 from sm121.target.image import DOCKERFILE, write_context
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
 from sm121.target.run import judge
@@ -138,6 +138,14 @@ def test_a_machine_that_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sm121.target.container.host_machine", lambda: "aarch64")
     with pytest.raises(EnvironmentFault, match="No program of x86_64 can be run on a aarch64"):
         emulator("x86_64")
+
+
+@pytest.mark.parametrize(("value", "named"), [("1\n", True), ("0\n", False), (None, False)])
+def test_what_ubuntu_needs_first(tmp_path: Path, value: str | None, named: bool) -> None:
+    setting = tmp_path / "setting"
+    if value:
+        setting.write_text(value)
+    assert ("apparmor_restrict_unprivileged_userns=0" in _apparmor(setting)) is named
 
 
 def test_wheels_are_compared_by_section(tmp_path: Path) -> None:
