@@ -46,7 +46,8 @@ def build(session: nox.Session) -> None:
     """Everything from pins to a wheelhouse; skips what is up to date.
 
     Options: --profile NAME, --stack NAME, --target linux-aarch64|linux-x86_64, --arch,
-    --jobs N, --offline, --wheelhouse DIR, --with-deps, --jit-cache [none|listed|all], --dry-run.
+    --jobs N, --offline, --wheelhouse DIR, --with-deps, --jit-cache [none|listed|all], --dry-run,
+    --without NAME, --require NAME, --clone PATH.
     """
     verb(session, "build")
 
@@ -111,7 +112,7 @@ def verify_jit(session: nox.Session) -> None:
     """Compile every JIT kernel family of the model's path for the target; no GPU needed.
 
     Options: --env PATH, --tree DIR, --only RECIPE, --seconds N, --all, --json [FILE], --html FILE,
-    --stack NAME, --offline.
+    --stack NAME, --offline, --arch X.Y.
     """
     verb(session, "verify-jit")
 
@@ -121,7 +122,7 @@ def verify_target(session: nox.Session) -> None:
     """Install the wheelhouse and import it, by the target's own Python, emulated if need be.
 
     Options: DIR, --build, --quick, --only STEP, --fetch, --json [FILE], --stub FILE;
-    --context FOLDER (of Dockerfile.verify), --native-build.
+    --context FOLDER (of Dockerfile.verify), --image-python X.Y, --native-build.
     """
     verb(session, "verify-target")
 
@@ -183,7 +184,7 @@ def doctor(session: nox.Session) -> None:
     """Is this machine able to build, or to run, this? Changes nothing.
 
     Options: --for build|run, --profile NAME, --target, --stack NAME, --with-deps, --offline,
-    --env PATH, --json [FILE], --report [FILE].
+    --env PATH, --clone PATH, --json [FILE], --report [FILE].
     """
     verb(session, "doctor")
 

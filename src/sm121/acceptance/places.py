@@ -59,14 +59,14 @@ class Place:
             raise NotRun(f"no release in {self.root} on {self.node.name}")
         return done.output.strip().rpartition("/")[2]
 
-    def python(self, payload: str, *arguments: str, environment: str = "") -> Finished:
+    def python(self, payload: str, *arguments: str, first: str = ":") -> Finished:
         """Run a script of payload/ with the release's Python, in an empty folder, with the
-        variables of serve.env and of `environment` (NAME=value …)."""
+        variables of serve.env and those that `first` sets (shell; it may exit instead)."""
         current = f"{shlex.quote(self.root)}/current"
         words = " ".join(map(shlex.quote, arguments))
         script = (
-            f"set -a; . {current}/serve/serve.env; set +a; d=$(mktemp -d); cd $d; "
-            f"{environment} {current}/env/bin/python - {words}; s=$?; rmdir $d; exit $s"
+            f"set -a; . {current}/serve/serve.env; {first}; set +a; d=$(mktemp -d); cd $d; "
+            f"{current}/env/bin/python - {words}; s=$?; rmdir $d; exit $s"
         )
         return self.run(script, stdin=(PAYLOAD / payload).read_text(encoding="utf-8"))
 

@@ -127,14 +127,17 @@ def all_reduce(bench: Bench) -> str:
     for place in (bench.head, bench.worker):
         place.require_gpu()
         place.require_release()
+    # Without it NCCL would take an index of its own, and the start of the service none.
+    check = f"{shlex.quote(bench.nodes.root)}/current/wheelhouse/serve_check.py"
     index = (
-        "NCCL_IB_GID_INDEX=$(/usr/bin/python3 -I {}/current/wheelhouse/serve_check.py --gid-index)"
+        f"NCCL_IB_GID_INDEX=$(/usr/bin/python3 -I {check} --gid-index 2>&1) || "
+        '{ echo "$NCCL_IB_GID_INDEX" | grep -v "^ *next:"; exit 3; }'
     )
-    environment = index.format(shlex.quote(bench.nodes.root)) if bench.nodes.head.hca else ""
+    first = index if bench.nodes.head.hca else ":"
 
     def one(place: Place) -> Any:
         words = (str(place.rank), bench.nodes.head.address, str(bench.port))
-        return _json_of(place.python("allreduce.py", *words, environment=environment))
+        return _json_of(place.python("allreduce.py", *words, first=first))
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(one, (bench.head, bench.worker)))

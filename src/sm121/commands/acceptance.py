@@ -14,7 +14,7 @@ from sm121.acceptance.model import Acceptance, NotRun, Result, StepFailed, Verdi
 from sm121.acceptance.places import has_address, places_of
 from sm121.acceptance.steps import Bench
 from sm121.commands.common import add_json_option, add_stack_option, give_json, layout_of
-from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault
+from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault, Sm121Error
 from sm121.pins.load import default_stack
 from sm121.serve.load import load_serve
 from sm121.serve.nodes import load_nodes
@@ -80,11 +80,15 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     failed, missing = acceptance.count("fail"), acceptance.count("not run")
     details = [f"{r.step} ({r.where}): {r.figures}" for r in results if r.verdict != "pass"]
     if failed:
-        raise CheckFailed(f"{failed} step(s) failed, {missing} not run.", details=details)
+        raise CheckFailed(
+            f"{failed} step(s) failed, {missing} not run.", details=details,
+            remedy=f"Every command and its output: {log}; then run the same command again.",
+        )  # fmt: skip
     if missing:
         raise EnvironmentFault(
-            f"No step failed, but {missing} could not be run here.", details=details
-        )
+            f"No step failed, but {missing} could not be run here.", details=details,
+            remedy="Provide what each lacks (docs/acceptance.md), and run the same command again.",
+        )  # fmt: skip
     return 0
 
 
@@ -117,6 +121,8 @@ def all_steps(bench: Bench, *, limit: float, services: bool) -> list[Step]:
 
 
 def run_step(what: str, where: str, step: Callable[[], str]) -> Result:
+    """Run one step. What a node or a tool does wrong is its result: the steps before it, and the
+    table, must not be lost (a service's start alone takes many minutes)."""
     begun = time.monotonic()
     verdict: Verdict = "pass"
     try:
@@ -125,6 +131,10 @@ def run_step(what: str, where: str, step: Callable[[], str]) -> Result:
         verdict, figures = "not run", str(error)
     except StepFailed as error:
         verdict, figures = "fail", str(error)
+    except Sm121Error as error:
+        verdict, figures = "fail", f"{error.what} {error.cause}".strip()
+    except (OSError, ValueError, LookupError) as error:  # a node said something unexpected
+        verdict, figures = "fail", f"{type(error).__name__}: {error}"
     seconds = round(time.monotonic() - begun, 3)
     return Result(step=what, where=where, verdict=verdict, figures=figures, seconds=seconds)
 

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-partial", action="store_true", help="send a profile that is not a whole vLLM")  # fmt: skip
     parser.add_argument("--reinstall", action="store_true", help="make the environment anew even if it stands")  # fmt: skip
     parser.add_argument("--sign", type=Path, metavar="KEY", help="sign the release's list with this ssh key")  # fmt: skip
-    add_json_option(parser, " (of --compare)")
+    add_json_option(parser, " (of --compare; write HOSTs first, or --json=FILE)")
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:

@@ -10,7 +10,7 @@ from sm121.abi.policy.load import load_policy
 from sm121.abi.proof import Job, driver_stub
 from sm121.commands.common import add_json_option, give_json, layout_of
 from sm121.context import Context, Options
-from sm121.errors import CheckFailed, UsageFault
+from sm121.errors import CheckFailed, EnvironmentFault, UsageFault
 from sm121.files import HashMemory
 from sm121.layout import Layout
 from sm121.lock.pylock import Target
@@ -69,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, ui: Ui) -> int:
-    """Follow the list, print the table, write the report. Raises CheckFailed if a step failed."""
+    """Follow the list, print the table, write the report. Raises CheckFailed if a step failed,
+    EnvironmentFault if nothing could be run."""
     layout = layout_of(arguments)
     if arguments.native_build:
         return _native_build(layout, arguments.wheelhouse or layout.wheelhouse, ui)
@@ -92,6 +93,12 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
             f"The wheelhouse did not pass: {', '.join(row.step for row in report.faults)}.",
             cause="each is explained above",
             remedy=f"Whole output of each step: {layout.log / 'target'}",
+        )
+    if report.no_environment:
+        raise EnvironmentFault(
+            "Nothing of the wheelhouse was run: there is no environment of it.",
+            cause=report.no_environment,
+            remedy="`nox -s verify-abi` is for reading alone; docs/verify.md says what running takes.",
         )
     return 0
 

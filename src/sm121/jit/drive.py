@@ -21,6 +21,9 @@ from sm121.toolkit.machine import find_compilers, host_machine
 INSIDE = Path(__file__).with_name("inside")
 Mode = Literal["triton", "cutedsl", "tilelang", "deepgemm", "flashinfer"]
 _IMPORTS = "imports"
+# A compiler that hangs outlives the Python that gave it up, and holds the pipe that we read. So what
+# is left of the group ends with it (sh's status of a signal: 128 and its number).
+_GUARD = ("sh", "-c", '"$@"; code=$?; trap "" TERM; kill -TERM 0; exit $code', "sh")
 _CACHES = ("triton", "tilelang", "deepgemm", "flashinfer")
 
 
@@ -84,7 +87,7 @@ def _child(
     }  # fmt: skip
     write_atomic(job, json.dumps(facts))
     finished = proc.run(
-        [bench.python, "-W", "ignore", INSIDE / "work.py", job],
+        [*_GUARD, bench.python, "-W", "ignore", INSIDE / "work.py", job],
         cwd=bench.work, env=environment(bench, mode), log=bench.log, check=False, on_line=lambda line: None,
     )  # fmt: skip
     for leftover in (*cubins.glob("dump-*"), *(cubins / family for family in _CACHES)):
@@ -119,8 +122,11 @@ def _child(
 
 def death(code: int, bench: Bench) -> str:
     """Why a child did not tell its end, in words, with the last of what it said."""
-    tail = bench.log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
-    said = "\n".join(line for line in tail if not line.startswith(("$ ", "# exit")))
+    text = bench.log.read_text(encoding="utf-8", errors="replace")
+    # Of this child alone: the one before may have timed out.
+    tail = text.rpartition("\n$ ")[2].splitlines()[1:][-30:]
+    said = "\n".join(line for line in tail if not line.startswith("# exit"))
+    code = 128 - code if code > 128 else code
     if "Timeout (" in said:
         return f"timed out after {bench.seconds} s\n{said}"
     if code < 0:

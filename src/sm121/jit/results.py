@@ -21,6 +21,11 @@ from sm121.jit.report import Variant
 _SCHEMA = 2
 _KEPT = 300
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+# As we say it, nvcc of its parts, a shell, and strerror(3).
+_PASSING = re.compile(
+    r"\A(?:timed out|killed by)|died due to signal|\bKilled\b|No space left on device|"
+    r"Disk quota exceeded|Cannot allocate memory"
+)
 # What the JIT families are made of, below site-packages.
 _COMPILERS = (
     "triton", "tilelang", "tvm_ffi", "nvidia_cutlass_dsl", "quack", "flashinfer", "nvidia/cu13", "torch/version.py",
@@ -48,8 +53,10 @@ class Results:
         return Told(records=known["records"], error=known["error"]) if known else None
 
     def put(self, key: str, told: Told) -> None:
-        """Remember, unless another run may end otherwise (a time limit, a killed child)."""
-        if not told.error.startswith(("timed out", "killed by")):
+        """Remember, unless another run may end otherwise: a time limit, a killed child or compiler,
+        no memory, no space."""
+        errors = [told.error, *(str(record.get("error", "")) for record in told.records)]
+        if not any(map(_PASSING.search, errors)):
             self._known[key] = {"records": told.records, "error": told.error}
 
     def kernels(self, key: str, find: Callable[[], list[Kernel]]) -> list[Kernel]:
@@ -91,8 +98,9 @@ def key_of(*, recipe: str, mode: str, inputs: Mapping[str, str]) -> str:
 
 
 def code_identity() -> str:
-    """Digest of what runs inside the environment."""
-    return sha256_text(*(f.read_text(encoding="utf-8") for f in sorted(INSIDE.glob("*.py"))))
+    """Digest of what runs inside the environment, the driver's stand-in (gb10.c) too."""
+    files = [f for f in sorted(INSIDE.iterdir()) if f.suffix in (".py", ".c")]
+    return sha256_text(*(part for f in files for part in (f.name, f.read_text(encoding="utf-8"))))
 
 
 def walk_identity() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from sm121.files import sha256_text
@@ -293,7 +292,3 @@ def shapes_fault(shapes: Mapping[str, Any], published: Mapping[str, Any]) -> lis
         for name, value in shapes.items()
         if spelt.get(name, name) in published and published[spelt.get(name, name)] != value
     ]  # fmt: skip
-
-
-def default_work(build: Path, stack: str) -> Path:
-    return build / "jit" / stack / "work"

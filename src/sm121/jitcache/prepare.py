@@ -14,6 +14,7 @@ from sm121.compile.toolchain import (
     Tools,
     cache_environment,
     compiler_cache,
+    prefix_flags,
     prefix_maps,
     system_path,
 )
@@ -127,11 +128,7 @@ def _environment(
         },
         ninja_tree=folder,
     )  # fmt: skip
-    # The longest prefix last: GCC lets the last matching option win.
-    options = [
-        f"-ffile-prefix-map={old}={new}"
-        for old, new in sorted(maps.items(), key=lambda item: len(item[0]))
-    ]
+    options = prefix_flags(maps)
     replaced = [f"{old}={new}" for old, new in maps.items() if not Path(old).is_absolute()]
     cache = [found] if (found := compiler_cache(path)) else []
     launch = pasteable([tools.environment / "bin/python", "-IS", launcher.__file__, *cache])

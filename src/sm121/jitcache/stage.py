@@ -173,6 +173,7 @@ def require_found(
             f"FlashInfer {workshop.version} does not find what is in {wheel.name}.",
             details=lacking,
             cause="its rule for modules made ahead of time is another one (docs/jit-cache.md)",
+            remedy="`--jit-cache none` builds without; FlashInfer then compiles on the node.",
         )
 
 

@@ -1,7 +1,7 @@
 """The types of serve.toml: vLLM's flags and the environment that a stack needs, each with a reason.
 
 Which flags and variables there are is fixed here, so that a misspelt one is refused with the
-nearest known; tests/integration/test_serve_tree.py looks each of them up in the release's source.
+nearest known; tests/integration/serve/test_tree.py looks each of them up in the release's source.
 """
 
 from __future__ import annotations

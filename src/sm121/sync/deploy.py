@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import DiskFull, HashMismatch, NetworkFault, NodeFault, ToolFailed
+from sm121.errors import DiskFull, HashMismatch, NetworkFault, NodeFault, Sm121Error, ToolFailed
 from sm121.sync.agent import Agent, agent_on
 from sm121.sync.hosts import Node
 from sm121.sync.release import Release
@@ -50,18 +50,33 @@ def deploy(
             if _bring(agent, release, wishes, scratch=scratch / agent.node.name, log=log, ui=ui)
         ]  # fmt: skip
         for agent in changed:
-            answer = agent.ask("switch", release=release.id, keep=wishes.keep)
-            gone = f"; removed {', '.join(answer['removed'])}" if answer["removed"] else ""
-            ui.stage("sync", "done", f"{agent.node.name}: current is {release.id}{gone}")
+            agent.ask("switch", release=release.id)
+            ui.stage("sync", "done", f"{agent.node.name}: current is {release.id}")
+        for agent in changed:
+            _prune(agent, wishes.keep, ui)
         return bool(changed)
 
 
+def _prune(agent: Agent, keep: int, ui: Ui) -> None:
+    """Only when all are switched: what can't be removed (root's files in an environment) must not
+    leave the nodes with different releases."""
+    try:
+        removed = agent.ask("prune", keep=keep)["removed"]
+    except Sm121Error as error:
+        ui.note(f"not all that is older could be removed. {error.what} {error.cause}".strip())
+        return
+    if removed:
+        ui.say(f"       {agent.node.name}: removed {', '.join(removed)}")
+
+
 def rollback(nodes: Sequence[Node], *, log: Path, ui: Ui) -> None:
-    """Make the previous release of every node current again."""
+    """Make the previous release of every node current again: of all, or of none if one has none."""
     with ExitStack() as stack:
         agents = [stack.enter_context(agent_on(node, make=False, log=log)) for node in nodes]
         for agent in agents:
             agent.ask("hold", who=_who())
+        for agent in agents:
+            agent.ask("previous")
         for agent in agents:
             answer = agent.ask("rollback")
             ui.stage("sync", "done", f"{agent.node.name}: current is {answer['to']} again, was {answer['from']}")  # fmt: skip

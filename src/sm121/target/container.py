@@ -25,7 +25,8 @@ _MAGIC = {
     "aarch64": r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:"
     r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
 }
-CANNOT_ENTER = 97
+_SETTING = "kernel.apparmor_restrict_unprivileged_userns"
+_RESTRICTED = Path("/proc/sys", *_SETTING.split("."))
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -79,14 +80,31 @@ class Container:
         raise EnvironmentFault(
             f"No program of {self.root.machine} can be run in a root of its own here.",
             cause=lines[-1].removeprefix("sm121-enter: "),
-            remedy="It takes Linux 6.7 and user namespaces that may mount; or, on an older kernel, an "
+            remedy=f"{_apparmor()}It takes Linux 6.7 and user namespaces that may mount; or, on an older kernel, an "
             "emulator registered for the whole machine (package binfmt-support, or systemd's "
             "binfmt). With a container engine, Dockerfile.verify does the same (docs/verify.md).",
         )
 
 
+def _apparmor(setting: Path = _RESTRICTED) -> str:
+    """What Ubuntu since 23.10 needs first, '' elsewhere: a namespace of an unprivileged user can do
+    nothing there (apparmor's userns restriction)."""
+    try:
+        restricted = setting.read_text().strip() == "1"
+    except OSError:
+        return ""
+    return f"`sudo sysctl -w {_SETTING}=0` (Ubuntu's default forbids it), and try again. " if restricted else ""  # fmt: skip
+
+
 def emulator(machine: str) -> str:
-    """Path of qemu for the machine. Raises CompilerMissing."""
+    """Path of qemu for the machine. Raises CompilerMissing, EnvironmentFault for a machine that
+    is not emulated."""
+    if machine not in _MAGIC:
+        raise EnvironmentFault(
+            f"No program of {machine} can be run on a {host_machine()}.",
+            cause=f"what is emulated is {', '.join(_MAGIC)}",
+            remedy=f"Run it on a machine of {machine}; `nox -s verify-abi` reads the wheelhouse here.",
+        )
     name = f"qemu-{machine}-static"
     if found := shutil.which(name):
         return found

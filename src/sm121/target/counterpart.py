@@ -64,9 +64,10 @@ def counterpart(
         link_or_copy(house / wheel, dist / wheel)
         results["repair"] = {**RepairStage().run(there, results), "fingerprint": ""}
         WheelhouseStage().run(there, results)
-        _for_glibc(there, target, glibc)
     found = load_manifest(target)
     assert found is not None
+    if found.glibc != glibc:  # also if an earlier run ended before, or refused it
+        found = _for_glibc(there, target, found, glibc)
     same = sum(own.get(w.filename) == w.sha256 for w in found.wheels)
     text = (
         f"{same} of {len(found.wheels)} wheels are the wheelhouse's own, the others the lock's for "
@@ -75,16 +76,15 @@ def counterpart(
     return target, found, text
 
 
-def _for_glibc(context: Context, folder: Path, glibc: str) -> None:
+def _for_glibc(context: Context, folder: Path, manifest: Manifest, glibc: str) -> Manifest:
     """Let install.py accept the root's C library, if the wheels do: a stack's manifest names what
     its nodes have, which is newer than what the wheels ask for. Raises EnvironmentFault if not."""
-    manifest = load_manifest(folder)
-    assert manifest is not None
     target = Target.make(manifest.target, python=manifest.python, glibc=glibc)
     if wrong := wrong_tags([w.filename for w in manifest.wheels], target):
         raise EnvironmentFault(
             f"{len(wrong)} wheel(s) ask for a newer C library than the root's.", details=wrong
         )
-    text = render(manifest.model_copy(update={"glibc": glibc}))
-    (folder / FILE).write_text(text, encoding="utf-8")
+    changed = manifest.model_copy(update={"glibc": glibc})
+    (folder / FILE).write_text(render(changed), encoding="utf-8")
     write_sums(context, folder)
+    return changed

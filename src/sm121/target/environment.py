@@ -12,7 +12,7 @@ from pathlib import Path
 from sm121.abi.dynamic import unpack_site
 from sm121.abi.surroundings import Locked
 from sm121.errors import EnvironmentFault
-from sm121.files import remove_tree, sha256_text, write_atomic
+from sm121.files import remove_tree, sha256_file, sha256_text, write_atomic
 from sm121.target.place import Place
 from sm121.wheelhouse.manifest import Manifest
 
@@ -47,13 +47,14 @@ def site_of(env: Path, version: str) -> Path:
 def install(place: Place, house: Path, manifest: Manifest, folder: Path, *, log: Path) -> Made:
     """Run the wheelhouse's install.py there. Raises NotInstalled with what it said."""
     env = folder / "env"
-    key = _key(manifest, place)
+    script = house / "install.py"
+    # What installs is proved as well, so another install.py installs anew.
+    key = _key(manifest, place, sha256_file(script))
     if _known(env) == key:
         return Made(env=env, installed=True, reused=True, text="the environment of an earlier run")
     remove_tree(env)
     partial = ["--allow-partial"] if manifest.partial else []
-    script = str(house / "install.py")
-    argv = [str(place.python), "-I", script, str(env), "--python", str(place.python), *partial]
+    argv = [str(place.python), "-I", str(script), str(env), "--python", str(place.python), *partial]
     finished = place.run(argv, log=log)
     lines = finished.output.splitlines() or ["it said nothing"]
     if finished.returncode:

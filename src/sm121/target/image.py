@@ -20,6 +20,7 @@ from sm121.layout import Layout
 from sm121.lock.pylock import Target
 
 DOCKERFILE = "Dockerfile.verify"
+_MEMBERS = {DOCKERFILE, "wheelhouse", "sm121", "tools", "driver"}
 
 
 def write_context(
@@ -29,9 +30,12 @@ def write_context(
 
     Raises CheckFailed for a folder with anything else in it, ToolFailed if a tool can't be had.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / DOCKERFILE).is_file():
+    folder = folder.resolve()  # of '.' there is no sibling to fill
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    # A checkout of this project has a Dockerfile.verify too.
+    if other := sorted(held - _MEMBERS) if DOCKERFILE in held else sorted(held):
         raise CheckFailed(
-            f"{folder} holds something, but no {DOCKERFILE}.",
+            f"{folder} holds what is no part of a context: {', '.join(other[:4])}.",
             cause="a context replaces the whole folder",
             remedy="Name a folder that is empty or not there.",
         )

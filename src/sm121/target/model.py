@@ -67,6 +67,13 @@ class Report:
     def faults(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.verdict == "fail")
 
+    @property
+    def no_environment(self) -> str:
+        """Why there was no environment to run anything in, '' if there was one. A row of one that
+        was made has facts, also where it is unpacked and not installed."""
+        rows = (row for row in self.rows if row.step == "install" and row.verdict == "not run")
+        return next((row.text for row in rows if not row.facts), "")
+
 
 def to_json(report: Report) -> str:
     """The report as JSON text, per target.schema.json."""

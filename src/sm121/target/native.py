@@ -1,7 +1,7 @@
 """The native path, as on a Spark: `nox -s build` inside a root of the target.
 
 The aarch64 nvcc, g++, Python, uv and git do everything; only the kernel and the processor are
-this machine's. Emulated it takes about an hour (docs/builds/), so it is run once per release.
+this machine's. Emulated it takes about half an hour (docs/builds/), so it is run once per release.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def build_natively(layout: Layout, machine: str, options: Sequence[str], ui: Ui)
         root=root, scratch=folder / "scratch", network=True,
         binds=(work, layout.cache, layout.root, *certificates, _SCRIPT.parent),
     )  # fmt: skip
-    ui.note(f"{root.described}, CPython {container.check()}: this takes about an hour")
+    ui.note(f"{root.described}, CPython {container.check()}: about half an hour")
     log = layout.log / "native.log"
     passed = {
         k: v for k, v in os.environ.items() if k.startswith(_PASSED) and k != "PIP_FIND_LINKS"

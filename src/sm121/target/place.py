@@ -80,18 +80,19 @@ def find_place(
     folder.mkdir(parents=True, exist_ok=True)
     if target.machine == host_machine():
         return _here(target, pythons, folder=folder, stub=stub)
+    qemu = emulator(target.machine)
     root = make_root(_RECIPE, target.machine, cache=cache, ui=ui)
     binds = (folder, Path(__file__).parent, *seen)
     container = Container(root=root, scratch=folder / "root", binds=binds)
     version = container.check()
-    qemu = proc.run([emulator(target.machine), "--version"]).output.splitlines()[0]
+    emulated = proc.run([qemu, "--version"]).output.splitlines()[0]
     driver = _stub(stub, folder)
     return Place(
         python=Path(f"/usr/bin/python{root.recipe.python}"), version=root.recipe.python,
         glibc=root.recipe.glibc, container=container, driver=driver,
         machine=Machine(
             how="emulated", machine=target.machine, python=version, system=root.described,
-            emulator=qemu.removeprefix("qemu-aarch64 version ").partition(" ")[0], network=False,
+            emulator=emulated.removeprefix("qemu-aarch64 version ").partition(" ")[0], network=False,
             driver="stub" if driver else "none", drift=root.drift,
         ),
     )  # fmt: skip

@@ -157,7 +157,8 @@ class Run:
             return install(place, self.house, self.manifest, self.folder, log=self._log(step))
         if place.container is None:
             raise EnvironmentFault(
-                f"The wheelhouse is for CPython {self.manifest.python}, here is {place.version}."
+                f"The wheelhouse is for CPython {self.manifest.python}, here is {place.version}.",
+                remedy=f"Install python{self.manifest.python}, or name one by SM121_PYTHON.",
             )
         house, manifest, text = counterpart(
             self.context, self.house, self.manifest, python=place.version, glibc=place.glibc,
@@ -207,6 +208,7 @@ class Run:
 
         log = self._log(step)
         finished, crashes = attempt(once, emulated=place.machine.how == "emulated")
+        step = dataclasses.replace(step, limit=limit)
         row = judge(step, place.machine, finished.output, finished.returncode, late=finished.late)
         if not crashes:
             return row

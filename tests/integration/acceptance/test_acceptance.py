@@ -210,6 +210,28 @@ def test_all_reduce_reads_both_ranks(
         steps.all_reduce(bench)
 
 
+def test_all_reduce_goes_by_the_gid_index_of_a_start(bench: Bench, bin_folder: Path) -> None:
+    """The node's own word: its index, and without one nothing is measured."""
+    with_gpu(bin_folder)
+    release(bench, gpu=True, broken=False)
+    node = bench.nodes.head.model_copy(update={"hca": ("rocep1s0f0",)})
+    bench = replace(bench, nodes=bench.nodes.model_copy(update={"head": node, "worker": node}))
+    current = Path(bench.nodes.root) / "current"
+    check = current / "wheelhouse/serve_check.py"
+    check.parent.mkdir()
+    (current / "env/bin/python").unlink()
+    program(
+        current / "env/bin", "python",
+        'cat >/dev/null; echo "{\\"right\\": true, \\"replayed\\": true, \\"gbytes_per_s\\": 1.0, '
+        '\\"nccl\\": \\"GID $NCCL_IB_GID_INDEX\\"}"',
+    )  # fmt: skip
+    check.write_text("import sys\nprint(5 if sys.argv[1:] == ['--gid-index'] else 0)\n")
+    assert steps.all_reduce(bench).endswith("NCCL GID 5")
+    check.write_text("print('refused: it has no RoCE v2 GID\\n   next: x')\nraise SystemExit(3)\n")
+    with pytest.raises(StepFailed, match="refused: it has no RoCE v2 GID"):
+        steps.all_reduce(bench)
+
+
 # --- the service ----------------------------------------------------------------------
 
 

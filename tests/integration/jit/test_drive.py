@@ -10,9 +10,9 @@ import pytest
 from sm121.jit import drive
 from sm121.jit.drive import Bench, run_recipes
 
-# Speaks as inside/work.py does. Recipes: ok, crash, hang, raise.
+# Speaks as inside/work.py does. Recipes: ok, crash, hang, compiler (hangs), raise.
 CHILD = """
-import faulthandler, json, os, sys
+import faulthandler, json, os, subprocess, sys
 job = json.load(open(sys.argv[1]))
 def tell(**event):
     with open(job["out"], "a") as file:
@@ -31,6 +31,8 @@ for name in job["recipes"]:
     faulthandler.dump_traceback_later(job["seconds"], exit=True)
     if name == "crash":
         os.kill(os.getpid(), 11)
+    if name == "compiler":
+        subprocess.run(["sleep", "60"])
     while name == "hang":
         pass
     if name != "raise":
@@ -61,6 +63,17 @@ def test_the_next_recipes_run_behind_one_that_crashes_or_hangs(bench: Bench) -> 
     assert errors["hang"] == ["timed out after 2 s"]
     assert errors["ok"] == errors["also"] == []
     assert begun.count("imports") == 3
+
+
+@pytest.mark.timeout(30)
+def test_a_compiler_that_hangs_is_given_up_with_its_recipe(bench: Bench) -> None:
+    """It holds the pipe that is read; and the crash after it is no time limit."""
+    told = run_recipes(bench, "triton", ["compiler", "crash", "ok"], lambda name: None)
+    errors = {name: one.error.splitlines()[:1] for name, one in told.items()}
+    assert errors == {
+        "compiler": ["timed out after 2 s"],
+        "crash": ["killed by signal 11 (Segmentation fault)"], "ok": [],
+    }  # fmt: skip
 
 
 def test_imports_that_fail_fail_every_recipe_with_the_familys_words(bench: Bench) -> None:

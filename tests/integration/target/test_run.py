@@ -145,6 +145,28 @@ def test_install_py_refuses_and_says_why(checkout: Path, house: Path, tmp_path: 
     assert rows["torch"]["text"] == "install.py did not make an environment"
 
 
+def test_nothing_run_is_no_pass(checkout: Path, house: Path, tmp_path: Path, capsys) -> None:
+    """The verdict of Dockerfile.verify is the exit status: a Python that does not fit is not 0."""
+    manifest = house / "manifest.json"
+    wanted = "3.12" if HERE["python"] == "3.11" else "3.11"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "python": wanted}))
+    sums(house)
+    report = verdicts(house, tmp_path / "r.json", "--only", "tilelang", code=3)
+    assert {r["step"] for r in report["rows"] if r["verdict"] == "pass"} == {"checksums"}
+    assert f"The wheelhouse is for CPython {wanted}, here is" in capsys.readouterr().err
+
+
+def test_another_install_py_installs_anew(checkout: Path, house: Path, tmp_path: Path) -> None:
+    facts = []
+    for _ in range(2):
+        report = verdicts(house, tmp_path / "r.json", "--only", "tilelang", code=0)
+        facts += [row["facts"]["reused"] for row in report["rows"] if row["step"] == "install"]
+        with (house / "install.py").open("a") as file:
+            file.write("# another one\n")
+        sums(house)
+    assert facts == ["false", "false"]
+
+
 def test_a_folder_that_is_no_wheelhouse(checkout: Path, tmp_path: Path, capsys) -> None:
     assert main(["verify-target", str(tmp_path)]) == 2
     assert "is no wheelhouse" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from sm121.acceptance.model import (
 )
 from sm121.acceptance.places import PAYLOAD
 from sm121.commands.acceptance import run_step
+from sm121.errors import ToolFailed
 
 
 def acceptance(*results: Result) -> Acceptance:
@@ -52,6 +53,24 @@ def test_what_becomes_of_a_step() -> None:
         ("pass", "12 GB/s"), ("not run", "no GPU"), ("fail", "a sum is wrong"),
     ]  # fmt: skip
     assert acceptance(*got).count("fail") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "figures"),
+    [
+        (ToolFailed("git failed.", returncode=1, cause="a lock"), "git failed. a lock"),
+        (json.JSONDecodeError("Expecting value", "{'", 1), "JSONDecodeError: Expecting value"),
+        (IndexError("list index out of range"), "IndexError: list index out of range"),
+        (PermissionError(13, "Permission denied"), "PermissionError: [Errno 13] Permission denied"),
+    ],
+)
+def test_what_a_node_does_wrong_ends_no_run(error: Exception, figures: str) -> None:
+    def step() -> str:
+        raise error
+
+    result = run_step("x", "a", step)
+    assert result.verdict == "fail"
+    assert result.figures.startswith(figures)
 
 
 def test_a_fault_of_ours_is_no_result() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sm121.abi.source import Malformed
+from sm121.jit import results
 from sm121.jit.cubin import read_cubin
 from sm121.jit.drive import Told
 from sm121.jit.results import (
@@ -48,6 +50,37 @@ def test_what_may_end_otherwise_next_time_is_not_kept(tmp_path: Path, error: str
     memory = Results(tmp_path / "results.json")
     memory.put("k", Told(error=error))
     assert memory.find("k") is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "OSError: [Errno 28] No space left on device",
+        "OSError: [Errno 12] Cannot allocate memory: 'nvcc'",
+    ],
+)
+def test_nor_is_a_compiler_that_this_machine_ended(tmp_path: Path, said: str) -> None:
+    memory = Results(tmp_path / "results.json")
+    memory.put(
+        "k", Told(records=[{"kernel": "a"}, {"kernel": "b", "error": f"nvcc failed\n{said}"}])
+    )
+    memory.put("l", Told(records=[{"kernel": "b", "error": "error: no such instruction"}]))
+    assert memory.find("k") is None
+    assert memory.find("l") is not None
+
+
+@pytest.mark.parametrize("name", ["work.py", "gb10.c"])
+def test_code_that_runs_inside_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The driver's stand-in too: by its answers DeepGEMM chooses its tiles."""
+    shutil.copytree(results.INSIDE, tmp_path / "inside")
+    monkeypatch.setattr(results, "INSIDE", tmp_path / "inside")
+    before = results.code_identity()
+    with (tmp_path / "inside" / name).open("a") as file:
+        file.write("\n")
+    assert results.code_identity() != before
 
 
 def test_every_input_is_in_the_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from pathlib import Path
 
@@ -125,3 +126,18 @@ def test_what_arrived_wrong_is_not_admitted(node: Node) -> None:
     assert set(node.store.admit({short: 5, wrong: 5})) == {short, wrong}
     assert node.store.arriving([short, wrong]) == {short: 2}
     assert not list(node.store.folder.iterdir())
+
+
+def test_what_runs_is_kept_where_the_root_is_a_link(tmp_path: Path) -> None:
+    """/proc/PID/maps has the real path of what is mapped."""
+    node = Node(tmp_path / "disk")
+    (tmp_path / "root").symlink_to("disk")
+    linked = Releases(tmp_path / "root")
+    names = [node.release(text) for text in "123"]
+    for name in names:
+        node.releases.switch(name)
+    library = node.releases.environment(names[0]) / "library"
+    library.write_bytes(b"x" * mmap.PAGESIZE)
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert linked.prune(1, node.store) == []
+    assert linked.prune(1, node.store) == names[:1]

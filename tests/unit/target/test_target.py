@@ -13,11 +13,13 @@ import jsonschema
 import pytest
 
 from sm121 import proc
-from sm121.errors import CheckFailed
+from sm121.errors import CheckFailed, EnvironmentFault
+from sm121.layout import Layout
 from sm121.lock.pylock import Target, lock_path
-from sm121.target import checks, place, root
+from sm121.target import checks, image, place, root
 from sm121.target.compare import compare_wheels, sections
-from sm121.target.container import Container
+from sm121.target.container import Container, _apparmor, emulator
+from sm121.target.image import DOCKERFILE, write_context
 from sm121.target.model import SCHEMA_FILE, Machine, Report, Row, schema_text, to_json
 from sm121.target.run import attempt, judge
 from sm121.target.steps import STEPS
@@ -157,6 +159,21 @@ def test_a_root_is_entered_without_a_network(tmp_path: Path) -> None:
     assert "--net" not in dataclasses.replace(container, network=True).command(["true"])
 
 
+def test_a_machine_that_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Spark, a wheelhouse for x86-64."""
+    monkeypatch.setattr("sm121.target.container.host_machine", lambda: "aarch64")
+    with pytest.raises(EnvironmentFault, match="No program of x86_64 can be run on a aarch64"):
+        emulator("x86_64")
+
+
+@pytest.mark.parametrize(("value", "named"), [("1\n", True), ("0\n", False), (None, False)])
+def test_what_ubuntu_needs_first(tmp_path: Path, value: str | None, named: bool) -> None:
+    setting = tmp_path / "setting"
+    if value:
+        setting.write_text(value)
+    assert ("apparmor_restrict_unprivileged_userns=0" in _apparmor(setting)) is named
+
+
 def test_wheels_are_compared_by_section(tmp_path: Path) -> None:
     program = Path(shutil.which("true") or "").resolve().read_bytes()
     data = sections(program)[".dynstr"]
@@ -205,3 +222,25 @@ def test_network(tmp_path: Path, names: tuple[str, ...], found: bool) -> None:
     lines = ["head", "head", *(f"  {name}: 1 2" for name in names)]
     (tmp_path / "net/dev").write_text("\n".join(lines) + "\n")
     assert place.has_network(tmp_path) is found
+
+
+def test_a_context_replaces_only_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout has a Dockerfile.verify, too, and must not be taken for one."""
+    house = tmp_path / "house"
+    house.mkdir()
+    for name in ("src", "pins", "patches"):
+        (tmp_path / "checkout" / name).mkdir(parents=True)
+    (tmp_path / "checkout" / DOCKERFILE).write_text("FROM x\n")
+    layout = Layout(root=tmp_path / "checkout", build=tmp_path / "build", wheelhouse=house,
+                    cache=tmp_path / "cache")  # fmt: skip
+    # The tools come from an index.
+    monkeypatch.setattr(image, "install_tools", lambda _layout, _target, folder: folder.mkdir())
+    target = Target.make("linux-aarch64", python="3.12", glibc="2.39")
+    monkeypatch.chdir(layout.root)
+    for folder in (layout.root, Path()):
+        with pytest.raises(CheckFailed, match="no part of a context: patches, pins, src"):
+            write_context(layout, house, target, folder, stub=None)
+    assert (layout.root / "src").is_dir()
+    for _ in range(2):  # one that is there is replaced
+        write_context(layout, house, target, tmp_path / "context", stub=None)
+    assert (tmp_path / "context/sm121/pins").is_dir()

@@ -124,18 +124,24 @@ class Releases:
 
     def rollback(self) -> tuple[str, str]:
         """Make the previous release current again; (from, to)."""
+        old, new = self.way_back()
+        self.switch(new)
+        return old, new
+
+    def way_back(self) -> tuple[str, str]:
+        """From and to of a rollback. Raises Refused if there is nothing whole to go back to."""
         old, new = self.pointed("current"), self.pointed("previous")
         if not new or new == old:
             raise Refused(
                 ENVIRONMENT, "There is no previous release on this node.",
                 cause=f"current is {old or 'nothing'}; `previous` is set when another becomes current",
+                remedy="Sync the wheelhouse that you want instead.",
             )  # fmt: skip
         if not self.installed(new):
             raise Refused(
                 CHECK, f"The previous release {new} is no longer whole.",
                 remedy="Sync its wheelhouse again instead.",
             )  # fmt: skip
-        self.switch(new)
         return old, new
 
     def order(self) -> list[str]:
@@ -153,7 +159,8 @@ class Releases:
         here = [p.name for p in self.folder.iterdir() if is_id(p.name)]
         running = set(mapped_files())
         for one in here:
-            place = f"{self.environment(one)}/"
+            # /proc has real paths, and the root may lie behind a link.
+            place = f"{self.environment(one).resolve()}/"
             if one not in kept and any(path.startswith(place) for path in running):
                 kept.add(one)
         gone = [one for one in here if one not in kept]

@@ -105,10 +105,19 @@ class Work:
         )
         return {"release": release, "made": made, "signer": signer, "deviations": found}
 
-    def switch(self, release: str, keep: int) -> dict[str, Any]:
-        """Make a release current, then remove what is older than the kept ones."""
+    def switch(self, release: str) -> dict[str, Any]:
+        """Make a release current."""
         self.releases.switch(release)
+        return {}
+
+    def prune(self, keep: int) -> dict[str, Any]:
+        """Remove what is older than the kept releases."""
         return {"removed": self.releases.prune(keep, self.store)}
+
+    def previous(self) -> dict[str, Any]:
+        """Where a rollback would lead; changes nothing. Refused if nowhere."""
+        old, new = self.releases.way_back()
+        return {"from": old, "to": new}
 
     def rollback(self) -> dict[str, Any]:
         """Make the previous release current again."""
