@@ -34,7 +34,7 @@ def family(folder: Path) -> dict[str, Path]:
             name="torchvision", version="0.26.0", requires=["torch==2.11.0"],
         ),
         make_wheel(
-            folder, {"nvidia/nccl/lib/libnccl.so.2": b"\x7fELF NCCL version 2.30.4+cuda13.0"},
+            folder, {"nvidia/nccl/lib/libnccl.so.2": b"\x7fELF NCCL version 2.30.4+cuda13.0\0%s\0more"},
             name="nvidia_nccl_cu13", version="2.30.4",
         ),
         make_wheel(

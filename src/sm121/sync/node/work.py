@@ -18,6 +18,8 @@ from sm121.sync.node.refusal import ENVIRONMENT, HASH, Refused
 from sm121.sync.node.releases import Releases, is_finished
 from sm121.sync.node.store import Store
 
+# As sm121.abi.scan, which needs more than the standard library (a test compares them).
+_NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+\+cuda\d+\.\d+)")
 _NCCL = "nvidia/nccl/lib/libnccl.so.2"
 
 
@@ -174,7 +176,7 @@ def nccl(environment: Path) -> str:
     differently (cases.md 11)."""
     for library in environment.glob(f"lib/python3.*/site-packages/{_NCCL}"):
         data = library.read_bytes()
-        match = re.search(rb"NCCL version (\d+\.\d+\.\d+\S*)", data)
+        match = _NCCL_VERSION.search(data)
         handle = os.open(library, os.O_RDONLY)
         try:
             build = read_elf(FileSource(handle)).build_id or "none"
