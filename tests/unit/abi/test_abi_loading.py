@@ -5,6 +5,7 @@ from make import Sym, context, elf, wheel
 
 from sm121.abi.elf import Exports, Import
 from sm121.abi.loading import findings, resolve
+from sm121.abi.policy.load import load_policy
 from sm121.abi.scope import Scene, search_folders
 from sm121.abi.symbols import defines
 
@@ -219,3 +220,11 @@ class TestSearch:
 
     def test_folders(self):
         assert search_folders("$ORIGIN/../x:/abs:${ORIGIN}::rel", "p/q/r.so") == ["p/x", "p/q"]
+
+
+@pytest.mark.parametrize(("torch", "covered"), [("24", True), ("29", True), ("211", False), ("213", False)])  # fmt: skip
+def test_only_add_ons_for_other_torches_may_lack_symbols(torch: str, covered: bool) -> None:
+    """torch-c-dlpack-ext has one library per torch; core.py opens that of torch's own version."""
+    path = f"torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch{torch}-cuda.so"
+    found = [rule for rule in load_policy().optional if rule.covers(path, "torch-c-dlpack-ext", "0.1.5")]  # fmt: skip
+    assert bool(found) == covered
