@@ -6,7 +6,7 @@ from html import escape
 
 from sm121.abi.page import html_page
 from sm121.jit.report import FAULTS, Report, Row
-from sm121.jit.table import short_name
+from sm121.jit.table import shared_text, short_name
 from sm121.ui import human_seconds
 
 
@@ -85,7 +85,7 @@ def _made(row: Row) -> str:
         f"<tr><td>{escape(row.family)}</td><td><code>{escape(short_name(row.kernel))}</code></td>"
         f"<td>{escape(', '.join(sorted({v.target for v in made})))}</td>"
         f"<td class=num>{max(v.registers for v in made)}</td>"
-        f"<td class=num>{max(v.shared_static + v.shared_dynamic for v in made):,}</td>"
+        f"<td class=num>{shared_text(made)}</td>"
         f"<td class=num>{spills}</td><td class=num>{len(made)}</td>"
         f"<td class=num>{human_seconds(row.seconds)}</td></tr>"
     )

@@ -31,7 +31,7 @@ def over_limits(variants: Sequence[Variant], limits: Limits) -> list[str]:
     """
     faults = []
     for one in variants:
-        shared = one.shared_static + one.shared_dynamic
+        shared = one.shared_static + max(one.shared_dynamic, 0)
         rounded = -(-one.registers // 8) * 8
         if shared > limits.shared_per_block:
             faults.append(

@@ -20,7 +20,10 @@ from sm121.jit.report import Variant
 
 _SCHEMA = 2
 _KEPT = 300
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_SPILLS = re.compile(
+    r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads"
+)
 # As we say it, nvcc of its parts, a shell, and strerror(3).
 _PASSING = re.compile(
     r"\A(?:timed out|killed by)|died due to signal|\bKilled\b|No space left on device|"
@@ -161,20 +164,20 @@ def read_cubins(told: Told) -> None:
 
 def variants_of(record: Mapping[str, Any]) -> list[Variant]:
     """The kernels of one compilation; of spills, what the assembler said."""
-    spills = _SPILLS.findall(record.get("ptxas", ""))
-    stores = sum(int(a) + int(b) for a, b in spills)
+    said = {name: int(a) + int(b) for name, a, b in _SPILLS.findall(record.get("ptxas", ""))}
+    several = len(record["codes"]) > 1
     return [
         Variant(
-            variant=record.get("variant", {}),
+            variant={**record.get("variant", {}), **({"entry": code["name"]} if several else {})},
             mode=record.get("mode", ""),
             target=record.get("target") or f"sm_{code['sm']}",
             registers=code["registers"],
             threads=int(record.get("threads") or code["threads"]),
             shared_static=code["shared"],
-            shared_dynamic=int(record.get("dynamic_shared", 0)),
+            shared_dynamic=int(record.get("dynamic_shared", -1)),
             stack=code["stack"],
             # Without a stack frame nothing can have been spilt.
-            spills=stores if spills else 0 if not code["stack"] else -1,
+            spills=said.get(code["name"], 0 if not code["stack"] else -1),
             seconds=float(record["seconds"]),
         )
         for code in record["codes"]

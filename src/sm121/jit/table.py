@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from sm121.jit.report import FAULTS, Report, Row
+from sm121.jit.report import FAULTS, Report, Row, Variant
 from sm121.ui import human_seconds
 
 _MESSAGE_LINES = 6
@@ -39,6 +39,12 @@ def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
         )
 
 
+def shared_text(made: Sequence[Variant]) -> str:
+    """Most shared memory of a block; '512 + ?' where only the static part is known."""
+    most = max(v.shared_static + max(v.shared_dynamic, 0) for v in made)
+    return f"{most:,}" + (" + ?" if any(v.shared_dynamic < 0 for v in made) else "")
+
+
 def short_name(kernel: str) -> str:
     """'…cache_utils:_kernel' of a dotted name."""
     module, _, name = kernel.partition(":")
@@ -54,7 +60,7 @@ def _cells(row: Row) -> Sequence[str]:
         row.family, short_name(row.kernel), row.verdict,
         ", ".join(sorted({v.target for v in made})),
         str(max(v.registers for v in made)),
-        f"{max(v.shared_static + v.shared_dynamic for v in made):,}",
+        shared_text(made),
         str(spills) if spills >= 0 else "?", str(len(made)), human_seconds(row.seconds),
     )  # fmt: skip
 

@@ -126,7 +126,11 @@ def test_what_is_no_cubin_is_said(data: bytes, tmp_path: Path) -> None:
 
 
 def test_spills_are_what_the_assembler_said_or_known_to_be_none() -> None:
-    said = "    10272 bytes stack frame, 20520 bytes spill stores, 20520 bytes spill loads\n"
+    said = """ptxas info    : Function properties for k
+    10272 bytes stack frame, 20520 bytes spill stores, 20520 bytes spill loads
+ptxas info    : Function properties for other
+    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+"""
     one = record("k", "triton", ptxas=said)
     one["codes"][0]["stack"] = 10272
     (variant,) = variants_of(one)
@@ -135,3 +139,9 @@ def test_spills_are_what_the_assembler_said_or_known_to_be_none() -> None:
     assert silent.spills == 0  # no stack frame, so nothing was spilt
     one["ptxas"] = ""
     assert variants_of(one)[0].spills == -1
+    one["ptxas"] = said
+    one["codes"].append({**one["codes"][0], "name": "other"})
+    assert [(v.variant["entry"], v.spills) for v in variants_of(one)] == [
+        ("k", 41040),
+        ("other", 8),
+    ]
