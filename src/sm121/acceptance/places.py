@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from sm121.acceptance.model import NotRun
 from sm121.errors import CompilerMissing
 from sm121.proc import Finished
 from sm121.serve.nodes import Node, Nodes
+from sm121.sync.hosts import Way
 
 PAYLOAD = Path(__file__).with_name("payload")
 _SSH_FAILED = 255  # ssh(1), EXIT STATUS
@@ -71,23 +70,13 @@ class Place:
         return self.run(script, stdin=(PAYLOAD / payload).read_text(encoding="utf-8"))
 
 
-def places_of(nodes: Nodes, *, ssh_options: Sequence[str], log: Path) -> tuple[Place, Place]:
-    """Head and worker."""
-    ssh = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *ssh_options, nodes.worker.name)
+def places_of(nodes: Nodes, *, way: Way, log: Path) -> tuple[Place, Place]:
+    """Head and worker, which is reached as `sync` reaches it."""
+    ssh = (*way.ssh(), nodes.worker.name)
     return (
         Place(rank=0, node=nodes.head, root=nodes.root, ssh=(), log=log),
         Place(rank=1, node=nodes.worker, root=nodes.root, ssh=ssh, log=log),
     )
-
-
-def has_address(address: str) -> bool:
-    """Is it one of this machine's?"""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def own(*words: str) -> list[str]:

@@ -11,13 +11,14 @@ from pathlib import Path
 from sm121 import proc
 from sm121.acceptance import service, steps
 from sm121.acceptance.model import Acceptance, NotRun, Result, StepFailed, Verdict, table, to_json
-from sm121.acceptance.places import has_address, places_of
+from sm121.acceptance.places import places_of
 from sm121.acceptance.steps import Bench
 from sm121.commands.common import add_json_option, add_stack_option, give_json, layout_of
 from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault, Sm121Error
 from sm121.pins.load import default_stack
 from sm121.serve.load import load_serve
 from sm121.serve.nodes import load_nodes
+from sm121.sync.hosts import Way, has_address
 from sm121.ui import Ui
 
 Step = tuple[str, str, Callable[[], str]]
@@ -54,8 +55,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     ssh_config = arguments.ssh_config and arguments.ssh_config.absolute()
-    options = ["-F", str(ssh_config)] if ssh_config else []
-    head, worker = places_of(nodes, ssh_options=options, log=log)
+    head, worker = places_of(nodes, way=Way(config=ssh_config), log=log)
     bench = Bench(
         nodes=nodes, head=head, worker=worker, stack=stack, wheelhouse=layout.wheelhouse,
         root=layout.root, scratch=scratch, port=port + 2, nodes_file=arguments.nodes.absolute(),

@@ -92,9 +92,9 @@ def _bring(
     """Everything but the switch; False if there is nothing to do."""
     name = agent.node.name
     role = wishes.roles.get(name, "")
-    plan = agent.ask("plan", text=release.listing, role=role)
+    plan = agent.ask("plan", text=release.listing, role=role, signature=release.signature)
     if plan["standing"] and not wishes.again:
-        ui.stage("sync", "skip", f"{name}: {release.id} is current, and whole")
+        ui.stage("sync", "skip", f"{name}: {release.id} is current, its wheels are whole")
         return False
     for file in plan["altered"]:
         ui.note(f"{name}: {file} was altered there; it is sent anew")

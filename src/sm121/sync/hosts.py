@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,3 +107,13 @@ def nodes_of(names: list[str], *, way: Way, root: str) -> list[Node]:
     if len(set(names)) != len(names):
         raise UsageFault("A node is named twice.", cause=" ".join(names))
     return [Node(name=name, way=way, root=root) for name in names]
+
+
+def has_address(address: str) -> bool:
+    """Is it one of this machine's (IPv4)?"""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm121.acceptance.places import has_address
 from sm121.errors import UsageFault
 from sm121.files import remove_tree
 from sm121.serve.load import load_carried
 from sm121.serve.nodes import ROLES, Nodes
 from sm121.serve.write import write_both
-from sm121.sync.hosts import HERE, Node
+from sm121.sync.hosts import HERE, Node, has_address
 
 
 def roles_of(nodes: Sequence[Node], file: Nodes) -> dict[str, str]:

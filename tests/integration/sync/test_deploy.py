@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from sm121.errors import EnvironmentFault
+from sm121.errors import CheckFailed, EnvironmentFault
 from sm121.sync.deploy import Wishes, deploy, rollback
 from sm121.sync.hosts import HERE, Node, Way
 from sm121.sync.node.listing import release_id, render_listing
@@ -70,3 +71,22 @@ def test_no_node_is_rolled_back_if_one_can_not_be(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="no previous release"):
         rollback(nodes, log=tmp_path / "log", ui=ui)
     assert [current(node) for node in nodes] == [new.id, new.id]
+
+
+def test_a_signature_gets_to_nodes_that_have_the_release_already(tmp_path: Path) -> None:
+    release = release_of(tmp_path / "1", "one")
+    node = node_with(tmp_path / "a", release)
+    ui = Ui(out=io.StringIO(), err=io.StringIO())
+
+    def sync(one: Release) -> bool:
+        return deploy(
+            [node], one, Wishes(), scratch=tmp_path / "s", log=tmp_path / "log", ui=ui
+        )  # fmt: skip
+
+    signed = replace(release, signature="of a key")
+    assert [sync(release), sync(signed), sync(signed), sync(release)] == [False, True, False, False]
+    assert Releases(Path(node.root)).signature(release.id) == "of a key"
+    (Path(node.root) / "allowed_signers").write_text("ada ssh-ed25519 AAAA\n")
+    (Path(node.root) / "releases" / release.id / "RELEASE.sig").unlink()
+    with pytest.raises(CheckFailed, match="sign"):
+        sync(release)

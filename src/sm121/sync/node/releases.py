@@ -56,6 +56,13 @@ class Releases:
         except (OSError, UnicodeDecodeError):
             return {}
 
+    def signature(self, release: str) -> str:
+        """A release's signature; '' if it has none."""
+        try:
+            return (self.path(release) / SIGNATURE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     def altered(self, release: str) -> list[str]:
         """Names in a release's folder that are not what its list says; every file is read."""
         files = self.listing(release)

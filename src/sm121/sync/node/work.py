@@ -43,8 +43,9 @@ class Work:
         self.lock = lock
         return {}
 
-    def plan(self, text: str, role: str) -> dict[str, Any]:
-        """What this node lacks of a release, by hash. Reads every object unless it is current."""
+    def plan(self, text: str, role: str, signature: str) -> dict[str, Any]:
+        """What this node lacks of a release, by hash. Reads every object unless it is current, and
+        signed as it is now, if it is or has to be."""
         files, release = parse_listing(text), release_id(text)
         current = self.releases.pointed("current")
         standing = current == release and self.releases.installed(release)
@@ -56,6 +57,10 @@ class Work:
                 (place / name).is_file() and (place / name).samefile(self.store.path(digest))
                 for name, digest in files.items()
             )
+            have = self.releases.signature(release)
+            asked = (self.root / installing.SIGNERS).exists()
+            if (signature and have != signature) or (asked and not have):
+                standing = False
             if role:
                 standing = standing and (place / "serve").is_symlink() and str((place / "serve").readlink()) == role  # fmt: skip
         missing = absent | altered
