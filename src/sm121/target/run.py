@@ -242,8 +242,8 @@ def died(finished: proc.Finished) -> bool:
 def attempt(once: Callable[[], proc.Finished], *, emulated: bool) -> tuple[proc.Finished, int]:
     """Run it; once more if it died emulated, and how often it had died before.
 
-    qemu-user crashes in programs with many threads now and then (seen: importing vllm, one of
-    several times). What is wrong with the wheelhouse crashes again.
+    qemu-user crashes in programs with many threads now and then (seen: one of three imports of
+    vllm, one of four of tilelang). What is wrong with the wheelhouse crashes again.
     """
     finished = once()
     if emulated and died(finished):
