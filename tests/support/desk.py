@@ -40,7 +40,7 @@ class Desk:
         answers, _, error = said.partition("error:")
         assert "patches: headers, order" in answers
         assert "ok  no style checked" in answers
-        assert "cutlass (v4.4.2) could not be obtained" in error
+        assert "cutlass (v4.4.2): git: --offline" in error
 
     def report(self, *argv: str, code: int = 0) -> dict[str, Any]:
         """The same, as --json."""

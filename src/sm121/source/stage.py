@@ -259,10 +259,16 @@ def _unreachable(context: Context, failed: Mapping[str, NetworkFault]) -> Networ
                 f"{name} ({stack.sources[name].ref}): {fault.cause}"
                 for name, fault in failed.items()
             ),
-            "What can be built instead; nothing is taken in its place by itself:",
+            *(
+                ["What can be built instead; nothing is taken in its place by itself:"]
+                if others
+                else []
+            ),
             *others,
         ],
-        cause="neither the git remotes, nor a local clone, nor a wheel on the index has them",
+        cause="--offline, and neither a local clone nor the cache has them"
+        if context.options.offline
+        else "neither the git remotes, nor a local clone, nor a wheel on the index has them",
         remedy="Clone "
         + ", ".join(
             stack.sources[name].git
