@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,13 +47,21 @@ class Machine:
     drift: tuple[str, ...]
 
 
+def why_no_environment(rows: Iterable[Row]) -> str:
+    """Why there was no environment to run anything in, '' if there was one. A row of one that was
+    made has facts, also where it is unpacked and not installed."""
+    steps = (row for row in rows if row.step == "install" and row.verdict == "not run")
+    return next((row.text for row in steps if not row.facts), "")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The whole answer. python: the CPython that the wheelhouse is for, X.Y. machine: None if no
-    program of the target was run. unproved: what a target's own machine may still show."""
+    """The whole answer. result: `not run` if nothing failed and nothing could be run. python: the
+    CPython that the wheelhouse is for, X.Y. machine: None if no program of the target was run.
+    unproved: what a target's own machine may still show."""
 
     schema_version: Literal[1]
-    result: Literal["pass", "fail"]
+    result: Literal["pass", "fail", "not run"]
     stack: str
     target: str
     profile: str
@@ -69,10 +78,8 @@ class Report:
 
     @property
     def no_environment(self) -> str:
-        """Why there was no environment to run anything in, '' if there was one. A row of one that
-        was made has facts, also where it is unpacked and not installed."""
-        rows = (row for row in self.rows if row.step == "install" and row.verdict == "not run")
-        return next((row.text for row in rows if not row.facts), "")
+        """As why_no_environment, of these rows."""
+        return why_no_environment(self.rows)
 
 
 def to_json(report: Report) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -24,7 +25,7 @@ from sm121.lock.pylock import Target
 from sm121.target import checks
 from sm121.target.counterpart import counterpart
 from sm121.target.environment import Made, NotInstalled, install, site_of, unpack
-from sm121.target.model import Machine, Report, Row, Verdict
+from sm121.target.model import Machine, Report, Row, Verdict, why_no_environment
 from sm121.target.place import Place
 from sm121.target.steps import STEPS, Step
 from sm121.ui import human_seconds
@@ -225,8 +226,9 @@ class Run:
     def _report(self, seconds: float) -> Report:
         manifest, place = self.manifest, self.place
         failed = any(row.verdict == "fail" for row in self.rows)
+        passed: Literal["pass", "not run"] = "not run" if why_no_environment(self.rows) else "pass"
         return Report(
-            schema_version=1, result="fail" if failed else "pass", stack=manifest.stack,
+            schema_version=1, result="fail" if failed else passed, stack=manifest.stack,
             target=manifest.target, profile=manifest.profile, python=manifest.python,
             complete=manifest.complete, machine=place.machine if place else None,
             rows=tuple(self.rows), unproved=unproved(manifest, place, self.rows),

@@ -153,6 +153,7 @@ def test_nothing_run_is_no_pass(checkout: Path, house: Path, tmp_path: Path, cap
     sums(house)
     report = verdicts(house, tmp_path / "r.json", "--only", "tilelang", code=3)
     assert {r["step"] for r in report["rows"] if r["verdict"] == "pass"} == {"checksums"}
+    assert report["result"] == "not run"
     assert f"The wheelhouse is for CPython {wanted}, here is" in capsys.readouterr().err
 
 
