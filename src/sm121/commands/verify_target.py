@@ -72,8 +72,10 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     """Follow the list, print the table, write the report. Raises CheckFailed if a step failed,
     EnvironmentFault if nothing could be run."""
     layout = layout_of(arguments)
+    _refuse_what_goes_by(arguments)
     if arguments.native_build:
-        return _native_build(layout, arguments.wheelhouse or layout.wheelhouse, ui)
+        with exclusive(layout.build, "nox -s verify-target -- --native-build"):
+            return _native_build(layout, arguments.wheelhouse or layout.wheelhouse, ui)
     house = (arguments.wheelhouse or layout.wheelhouse).resolve()
     if arguments.build:
         cli.run(["build", "--profile", "smoke", "--wheelhouse", str(house)], ui)
@@ -163,6 +165,17 @@ def _context(
         f"-f {arguments.context}/{DOCKERFILE} {arguments.context}"
     )
     return 0
+
+
+def _refuse_what_goes_by(arguments: argparse.Namespace) -> None:
+    """Options that `--native-build` and `--context` would not look at."""
+    for instead in ("native_build", "context"):
+        other = [n for n in ("build", "quick", "only", "json", "stub") if getattr(arguments, n)]
+        if getattr(arguments, instead) and other:
+            raise UsageFault(
+                f"--{other[0]} is not for --{instead.replace('_', '-')}, which follows no steps.",
+                remedy=f"Leave --{other[0]} out.",
+            )
 
 
 def _native_build(layout: Layout, house: Path, ui: Ui) -> int:

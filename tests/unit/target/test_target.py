@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from sm121 import proc
+from sm121.__main__ import main
 from sm121.errors import CheckFailed, EnvironmentFault
 from sm121.layout import Layout
 from sm121.lock.pylock import Target, lock_path
@@ -244,3 +245,10 @@ def test_a_context_replaces_only_a_context(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):  # one that is there is replaced
         write_context(layout, house, target, tmp_path / "context", stub=None)
     assert (tmp_path / "context/sm121/pins").is_dir()
+
+
+@pytest.mark.parametrize("instead", ["--native-build", "--context=x"])
+@pytest.mark.parametrize("other", ["--quick", "--only=torch", "--json=x", "--build"])
+def test_options_that_would_go_by_are_refused(capsys, instead: str, other: str) -> None:
+    assert main(["verify-target", instead, other]) == 2
+    assert "is not for" in capsys.readouterr().err
