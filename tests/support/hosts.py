@@ -28,6 +28,11 @@ HEAD, WORKER = "192.0.2.1", "192.0.2.2"
 NAME = "worker"
 
 
+def make_key(file: Path) -> None:
+    """A new ssh key without a passphrase."""
+    run(tool("ssh-keygen", "openssh-client"), "-q", "-t", "ed25519", "-N", "", "-f", file)
+
+
 @dataclass
 class Hosts:
     """folder: of this pair. root: the nodes' folder, the same path on both."""
@@ -82,16 +87,7 @@ class Hosts:
         (programs / "python3").symlink_to(base)
         self.path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
         for key in ("client", "host_key"):
-            run(
-                tool("ssh-keygen", "openssh-client"),
-                "-q",
-                "-t",
-                "ed25519",
-                "-N",
-                "",
-                "-f",
-                self.folder / key,
-            )
+            make_key(self.folder / key)
         run("ip", "netns", "add", self.head)
         run("ip", "netns", "add", self.worker)
         run("ip", "-n", self.head, "link", "add", "direct0", "type", "veth", "peer", "name", "direct0",

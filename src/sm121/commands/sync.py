@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from sm121 import proc
-from sm121.commands.common import add_json_option, give_json, layout_of
+from sm121.commands.common import STDOUT, add_json_option, give_json, layout_of
 from sm121.errors import NodeFault, UsageFault
 from sm121.files import HashMemory
-from sm121.serve.nodes import load_nodes
+from sm121.layout import Layout
+from sm121.serve.nodes import Nodes, load_nodes
 from sm121.sync.compare import compare
 from sm121.sync.deploy import Wishes, deploy, rollback
 from sm121.sync.hosts import HERE, Way, nodes_of
-from sm121.sync.release import gather, lacking, sign
+from sm121.sync.release import Release, gather, lacking, sign
 from sm121.sync.report import Comparison, to_json
 from sm121.sync.roles import roles_of, write_serving
 from sm121.ui import Ui
@@ -58,6 +60,12 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
             raise UsageFault(f"--{name} {value}: from {least} to {most}.")
     if arguments.json and not arguments.compare:
         raise UsageFault("--json is the report of --compare.", remedy="Add --compare.")
+    if arguments.json not in (None, STDOUT) and not arguments.json.endswith(".json"):
+        # As in `--json here spark2`, which would compare one node only.
+        raise UsageFault(
+            f"--json {arguments.json}: a FILE that ends in .json is wanted.",
+            remedy="Name the hosts first: `-- here HOST --compare --json`; or --json=FILE.json.",
+        )
     layout = layout_of(arguments)
     # A build that starts meanwhile ends what earlier builds left running; not our streams.
     proc.set_scope(layout.build / "sync")
@@ -83,30 +91,47 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
     if arguments.rollback:
         rollback(nodes, log=log, ui=ui)
         return 0
-    memory = HashMemory(layout.build / "hashes.json")
     scratch = layout.build / "sync"
-    serving = {}
-    if file and (manifest := load_manifest(layout.wheelhouse)):
-        serving = write_serving(layout.wheelhouse, file, stack=manifest.stack, folder=scratch / ".serve")  # fmt: skip
-    try:
-        release = gather(layout.wheelhouse, memory, allow_partial=arguments.allow_partial, serve=serving)  # fmt: skip
-    finally:
-        memory.save()
-    if arguments.sign:
-        release = sign(release, arguments.sign, scratch / "signature")
-    ui.say(f"Release {release.id}: stack {release.manifest.stack}, profile {release.manifest.profile}, {release.manifest.target}, {len(release.files)} files")  # fmt: skip
-    for line in lacking(release.manifest):
-        ui.note(line)
-    options = [*(["--python", arguments.python] if arguments.python else []), *(["--allow-partial"] if arguments.allow_partial else [])]  # fmt: skip
-    wishes = Wishes(
-        streams=arguments.streams, keep=arguments.keep, again=arguments.reinstall,
-        installer=tuple(options), limit_kib=arguments.bwlimit, roles=roles,
-    )  # fmt: skip
-    if deploy(nodes, release, wishes, scratch=scratch, log=log, ui=ui) and len(nodes) > 1:
+    scratch.mkdir(parents=True, exist_ok=True)
+    # Another sync from here, to other nodes, must not find its files exchanged.
+    with tempfile.TemporaryDirectory(prefix=".release-", dir=scratch) as own:
+        release = make_release(arguments, layout, file, Path(own))
+        say_what(ui, release)
+        options = [*(["--python", arguments.python] if arguments.python else []), *(["--allow-partial"] if arguments.allow_partial else [])]  # fmt: skip
+        wishes = Wishes(
+            streams=arguments.streams, keep=arguments.keep, again=arguments.reinstall,
+            installer=tuple(options), limit_kib=arguments.bwlimit, roles=roles,
+        )  # fmt: skip
+        changed = deploy(nodes, release, wishes, scratch=scratch, log=log, ui=ui)
+    if changed and len(nodes) > 1:
         comparison = compare(nodes, log=log)
         show(ui, comparison)
         require(comparison)
     return 0
+
+
+def make_release(
+    arguments: argparse.Namespace, layout: Layout, file: Nodes | None, folder: Path
+) -> Release:
+    """What is sent: the wheelhouse, with --nodes what head and worker serve by, signed with --sign.
+    folder: an empty one, for what is made for it."""
+    memory = HashMemory(layout.build / "hashes.json")
+    serving = {}
+    if file and (manifest := load_manifest(layout.wheelhouse)):
+        serving = write_serving(layout.wheelhouse, file, stack=manifest.stack, folder=folder / "serve")  # fmt: skip
+    try:
+        release = gather(layout.wheelhouse, memory, allow_partial=arguments.allow_partial, serve=serving)  # fmt: skip
+    finally:
+        memory.save()
+    return sign(release, arguments.sign, folder) if arguments.sign else release
+
+
+def say_what(ui: Ui, release: Release) -> None:
+    """The release in a line, and what it lacks."""
+    manifest = release.manifest
+    ui.say(f"Release {release.id}: stack {manifest.stack}, profile {manifest.profile}, {manifest.target}, {len(release.files)} files")  # fmt: skip
+    for line in lacking(manifest):
+        ui.note(line)
 
 
 def show(ui: Ui, comparison: Comparison) -> None:

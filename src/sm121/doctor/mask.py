@@ -31,6 +31,8 @@ _NAMED = re.compile(_SECRET_NAME, re.IGNORECASE)
 _KEY = re.compile(r"\b((?:[A-Z0-9]+_)*KEY=)(?!(?:\d{1,6}|true|false)\b)['\"]?[^\s'\"]+['\"]?")
 # //user:password@host, //token@host; a password may hold an @, with a colon before also a slash.
 _USERINFO = re.compile(r"(//)(?:[^/\s'\"]+|[^\s'\":/@]+:[^\s'\"]+)@")
+# The same with spaces in the password, which no URL may have; not a port that a sentence follows.
+_SPACED = re.compile(r"(//)[^\s'\":/@]+:(?!\d+(?:[/\s]|$))[^\r\n'\"@]*\s[^\r\n'\"@]*@(?=[\w.-]+)")
 # All of a header: Digest has many parts, a cookie several values.
 _HEADER = re.compile(
     r"(?i)\b((?:(?:proxy-)?authorization|(?:set-)?cookie)['\"]?\s*[:=]\s*['\"]?)"
@@ -122,7 +124,8 @@ def mask(
     text = _PRIVATE.sub("(a private key: left out)", text)
     text = _PUBLIC.sub(rf"\1{HIDDEN}", text)
     text = _VENDORS.sub(HIDDEN, text)
-    text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
+    for pattern in (_USERINFO, _SPACED):
+        text = pattern.sub(rf"\1{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _SCHEME.sub(rf"\1 {HIDDEN}", text)
     text = _NETRC.sub(rf"\1{HIDDEN}\2{HIDDEN}", text)

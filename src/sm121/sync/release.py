@@ -153,16 +153,13 @@ def _refuse_secrets(files: Mapping[str, Path]) -> None:
                 )
 
 
-def sign(release: Release, key: Path, scratch: Path) -> Release:
+def sign(release: Release, key: Path, folder: Path) -> Release:
     """The release with a signature of its list, by `ssh-keygen -Y sign` (ssh-keygen(1)).
 
-    key: a private key, or a public one whose private part an agent has. Raises EnvironmentFault.
+    key: a private key, or a public one whose private part an agent has. folder: an empty one. Raises EnvironmentFault.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
-    place = scratch / "RELEASE"
-    signature = scratch / "RELEASE.sig"
+    place, signature = folder / "RELEASE", folder / "RELEASE.sig"
     place.write_text(release.listing, encoding="utf-8")
-    signature.unlink(missing_ok=True)
     done = proc.run(["ssh-keygen", "-Y", "sign", "-f", key, "-n", NAMESPACE, place], check=False)
     if done.returncode != 0:
         raise EnvironmentFault(

@@ -36,6 +36,15 @@ def compare(
     return said, report, {one["what"]: one["values"] for one in report["differences"]}
 
 
+def add_by_hand(hosts: Hosts, wheel: Path) -> None:
+    """A real installer puts a wheel into the worker's environment."""
+    env = hosts.root / "current/env"
+    hosts.on(
+        "worker", env / "bin/uv", "pip", "install", "-q", "--offline", "--no-deps",
+        "--python", env / "bin/python", wheel,
+    )  # fmt: skip
+
+
 def test_equal_nodes_and_what_changes_by_hand(both: Hosts, old_house: Path, tmp_path: Path) -> None:
     said, report, found = compare(both, 0)
     assert report["result"] == "pass"
@@ -67,19 +76,7 @@ def test_equal_nodes_and_what_changes_by_hand(both: Hosts, old_house: Path, tmp_
         name="torchvision",
         version="0.27.0",
     )
-    python = both.root / "current/env/bin/python"
-    both.on(
-        "worker",
-        both.root / "current/env/bin/uv",
-        "pip",
-        "install",
-        "-q",
-        "--offline",
-        "--no-deps",
-        "--python",
-        python,
-        newer,
-    )
+    add_by_hand(both, newer)
     _, _, found = compare(both, 1)
     assert (
         "torchvision: found torchvision-0.27.0.dist-info, wanted 0.26.0"
@@ -89,18 +86,7 @@ def test_equal_nodes_and_what_changes_by_hand(both: Hosts, old_house: Path, tmp_
     # dist-info gone (cases.md 19), a package of no wheel, and a module that is imported first.
     shutil.rmtree(site / "torch-2.11.0.dist-info")
     more = make_wheel(tmp_path, {"intruder/__init__.py": ""}, name="intruder")
-    both.on(
-        "worker",
-        both.root / "current/env/bin/uv",
-        "pip",
-        "install",
-        "-q",
-        "--offline",
-        "--no-deps",
-        "--python",
-        python,
-        more,
-    )
+    add_by_hand(both, more)
     (site / "sitecustomize.py").write_text("")
     _, report, found = compare(both, 1)
     text = found["installed files"]["worker"]

@@ -19,11 +19,12 @@ from sm121.sync.release import Release
 from sm121.ui import Ui
 
 
-def release_of(folder: Path, text: str) -> Release:
+def release_of(folder: Path, text: str, *, installer: str = "") -> Release:
     folder.mkdir(parents=True)
-    files = {"wheelhouse/SHA256SUMS": folder / "SHA256SUMS", "wheelhouse/a": folder / "a"}
+    files = {f"wheelhouse/{name}": folder / name for name in ("SHA256SUMS", "a", "install.py")}
     for path in files.values():
         path.write_text(f"{path.name} {text}")
+    files["wheelhouse/install.py"].write_text(installer)
     digests = {name: sha256(path) for name, path in files.items()}
     listing = render_listing(digests)
     # Of the manifest only its size is asked for, and only where there is no environment.
@@ -90,3 +91,41 @@ def test_a_signature_gets_to_nodes_that_have_the_release_already(tmp_path: Path)
     (Path(node.root) / "releases" / release.id / "RELEASE.sig").unlink()
     with pytest.raises(CheckFailed, match="sign"):
         sync(release)
+
+
+# What is current must be whole while this runs.
+_INSTALLER = """
+import sys
+from pathlib import Path
+new = Path(sys.argv[1])
+used = new.parents[1] / "current/env"
+assert (used / "sm121-verified").is_file()
+assert used.resolve() != new.resolve()
+(new / "lib/python3.12/site-packages").mkdir(parents=True)
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_environment_is_made_anew_beside_the_one_in_use(tmp_path: Path, works: bool) -> None:
+    installer = _INSTALLER + ("" if works else "sys.exit(1)\n")
+    release = release_of(tmp_path / "1", "one", installer=installer)
+    node = node_with(tmp_path / "a", release)
+    ui = Ui(out=io.StringIO(), err=io.StringIO())
+    env = Path(node.root) / "current/env"
+    before = env.resolve()
+
+    def again() -> None:
+        deploy(
+            [node], release, Wishes(again=True), scratch=tmp_path / "s", log=tmp_path / "l", ui=ui
+        )  # fmt: skip
+
+    if works:
+        again()
+        again()
+        assert env.resolve().name == f"{before.name}.3"
+    else:
+        with pytest.raises(CheckFailed, match=r"install\.py failed"):
+            again()
+        assert env.resolve() == before
+    assert (env / VERIFIED).is_file()
+    assert list(before.parent.iterdir()) == [env.resolve()]

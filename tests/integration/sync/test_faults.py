@@ -10,8 +10,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.hosts import Hosts
-from support.tools import run, tool
+from support.hosts import Hosts, make_key
+from support.tools import run
 from support.wheels import make_wheel
 
 SLOW = 400  # KiB/s of each of two streams: the 3 MB wheel takes 8 s
@@ -202,16 +202,7 @@ def test_install_fails(hosts: Hosts, old: str, make_house, parts: dict[str, Path
 
 
 def test_host_keys(hosts: Hosts, old: str, new: Path) -> None:
-    run(
-        tool("ssh-keygen", "openssh-client"),
-        "-q",
-        "-t",
-        "ed25519",
-        "-N",
-        "",
-        "-f",
-        hosts.folder / "other_key",
-    )
+    make_key(hosts.folder / "other_key")
     for known, says in (("other", "is not the known one"), ("", "is not known")):
         (hosts.folder / "known_hosts").write_text("")
         if known:

@@ -31,6 +31,8 @@ from sm121.doctor.mask import mask, mask_json, masker, own_names, secrets_of
         "AWS_SECRET_ACCESS_KEY: hunter2secret",
         "https://ada:hun@ter:hunter2secret@h/x",
         "https://ada:with/slash/hunter2secret@h/x",
+        "https://ada:hunter2 with words@h/x",
+        "git clone https://ada:of hunter2secret@h/x failed",
         "Environment=HF_TOKEN=hunter2secret",
         'Environment="A=b" "HF_TOKEN=hunter2secret"',
         "VLLM_API_KEY=hunter2secret,hunter2other",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sm121.__main__ import main
 from sm121.errors import UsageFault
 from sm121.pins.model import OVERLAY
 from sm121.sync import release
@@ -56,3 +57,9 @@ def test_what_a_node_gets_is_one_line() -> None:
 
 def test_name_of_the_overlay_profile() -> None:
     assert release._OVERLAY == OVERLAY
+
+
+def test_a_host_is_not_taken_for_the_file_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json here spark2` would write a file `here`, and compare one node only."""
+    assert main(["sync", "--compare", "--json", "here", "spark2"]) == 2
+    assert "ends in .json" in capsys.readouterr().err

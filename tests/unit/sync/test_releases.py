@@ -141,3 +141,23 @@ def test_what_runs_is_kept_where_the_root_is_a_link(tmp_path: Path) -> None:
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         assert linked.prune(1, node.store) == []
     assert linked.prune(1, node.store) == names[:1]
+
+
+def test_releases_of_one_wheelhouse_get_its_newest_environment(node: Node) -> None:
+    one = node.release("1")
+    first = node.releases.environment(one)
+    new = node.releases.next_environment(first)
+    assert new.name == f"{first.name}.2"
+    new.mkdir()
+    assert node.releases.environment_of(node.releases.listing(one)) == first  # not finished
+    (new / VERIFIED).write_text("")
+    node.releases.use(new, instead_of=first)
+    assert node.releases.environment(one) == new
+    assert node.releases.next_environment(new).name == f"{first.name}.3"
+    node.releases.switch(one)
+    node.releases.prune(1, node.store)
+    assert not first.exists()
+    other = node.release("1", installed=False, head__serve="x")
+    assert other != one
+    assert node.releases.environment(other) == new
+    assert node.releases.installed(other)

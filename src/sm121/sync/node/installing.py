@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm121.sync.node.listing import NAMESPACE
 from sm121.sync.node.refusal import CHECK, DISK, ENVIRONMENT, TOOL, Refused
-from sm121.sync.node.releases import VERIFIED, is_finished
+from sm121.sync.node.releases import VERIFIED
 
 SIGNERS = "allowed_signers"
 _child: subprocess.Popen[str] | None = None
@@ -23,38 +23,23 @@ def install(
     environment: Path,
     options: list[str],
     *,
-    again: bool,
     say: Callable[[str], None],
     verify: Callable[[], list[dict[str, object]]],
-) -> tuple[bool, list[dict[str, object]]]:
-    """Make the environment; (False, []) if it stood already. again: make it anew all the same.
+) -> list[dict[str, object]]:
+    """Make an environment where none stands; returns what verify() finds deviating in it.
 
-    What it replaces is put back if install.py fails or verify() finds deviations, which are
-    returned. Raises Refused with install.py's own words.
+    Then, and if install.py fails, nothing of it is left. Raises Refused with install.py's own words.
     """
-    aside = environment.with_name(f".{environment.name}.old")
-    if aside.exists() and not is_finished(environment):
-        shutil.rmtree(environment, ignore_errors=True)  # killed while it was made anew
-        aside.rename(environment)
-    if is_finished(environment) and not again:
-        return False, []
-    if is_finished(environment):
-        shutil.rmtree(aside, ignore_errors=True)
-        environment.rename(aside)
-    else:
-        shutil.rmtree(environment, ignore_errors=True)
+    shutil.rmtree(environment, ignore_errors=True)
     argv = [sys.executable, "-u", "-I", str(folder / "install.py"), str(environment), *options]
     code, lines = run(argv, say)
     found = verify() if code == 0 else []
     if code == 0 and not found:
         (environment / VERIFIED).write_text("every file is as in its wheel\n")
-        shutil.rmtree(aside, ignore_errors=True)
-        return True, []
+        return []
     shutil.rmtree(environment, ignore_errors=True)
-    if aside.exists():
-        aside.rename(environment)
     if code == 0:
-        return True, found
+        return found
     full = any("No space left" in line or "os error 28" in line for line in lines)
     raise Refused(
         DISK if full else {1: CHECK, 3: ENVIRONMENT}.get(code, TOOL),

@@ -5,7 +5,8 @@
     releases/<id>/head, worker   what each role of the nodes needs to serve
     releases/<id>/serve      -> head or worker, on a node that has a role
     releases/<id>/env        -> ../../environments/<digest of the wheelhouse>
-    environments/<digest>/   what install.py made; releases of one wheelhouse share it
+    environments/<digest>/   what install.py made; releases of one wheelhouse share it. Made anew it
+                             is `<digest>.2`, and so on
     current, previous        -> releases/<id>
     order                    ids in the order in which they became current
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,8 +72,36 @@ class Releases:
             return [name for name, got in zip(files, found, strict=True) if got != files[name]]
 
     def environment(self, release: str) -> Path:
-        """Where the environment of a release lies, be it there or not."""
-        return self.environments / self.listing(release).get(SUMS, "none")[:16]
+        """Where the environment of a release lies, be it there or not: what its `env` names."""
+        try:
+            return self.environments / (self.path(release) / "env").readlink().name
+        except OSError:
+            return self.environments / "none"
+
+    def environment_of(self, files: Mapping[str, str]) -> Path:
+        """The environment of a wheelhouse: the newest that is finished, else where the first goes.
+
+        files: of a release that holds it. One that is made anew is another folder (`<digest>.2`),
+        so that what is current stays whole until the new one is.
+        """
+        first = self.environments / files.get(SUMS, "none")[:16]
+        return max(filter(is_finished, self._all_of(first)), key=_turn, default=first)
+
+    def next_environment(self, environment: Path) -> Path:
+        """Where the environment is made anew, beside one that stands."""
+        first = environment.with_suffix("")
+        turn = max((_turn(one) for one in self._all_of(first)), default=0) + 1
+        return first.with_suffix(f".{turn}")
+
+    def _all_of(self, first: Path) -> list[Path]:
+        return [one for one in (first, *self.environments.glob(f"{first.name}.*")) if one.is_dir()]
+
+    def use(self, new: Path, *, instead_of: Path) -> None:
+        """Let every release that has one environment have another, by renaming a link in each."""
+        for release in filter(is_id, (path.name for path in self.folder.iterdir())):
+            if self.environment(release) == instead_of:
+                _link(self.path(release) / "env", f"../../environments/{new.name}")
+                _sync_folder(self.path(release))
 
     def installed(self, release: str) -> bool:
         """Is it whole, with an environment that install.py finished?"""
@@ -105,7 +134,7 @@ class Releases:
         write_atomic(making / FILE, text)
         if signature:
             write_atomic(making / SIGNATURE, signature)
-        _link(making / "env", f"../../environments/{files[SUMS][:16]}")
+        _link(making / "env", f"../../environments/{self.environment_of(files).name}")
         if role and not any(name.startswith(f"{role}/") for name in files):
             raise Refused(CHECK, f"The release holds no folder {role!r}.")
         if role:
@@ -179,7 +208,8 @@ class Releases:
             self.path(one).rename(doomed)
             shutil.rmtree(doomed)
         for environment in self.environments.iterdir():
-            if environment not in used:
+            place = f"{environment.resolve()}/"
+            if environment not in used and not any(path.startswith(place) for path in running):
                 shutil.rmtree(environment)
         store.forget(wanted)
         return gone
@@ -195,6 +225,11 @@ def _link(place: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(place)
+
+
+def _turn(environment: Path) -> int:
+    """1 for the first environment of a wheelhouse, n for `<digest>.n`."""
+    return int(environment.suffix[1:] or 1)
 
 
 def is_finished(environment: Path) -> bool:

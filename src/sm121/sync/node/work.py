@@ -12,7 +12,7 @@ from sm121.abi.elf import read_elf
 from sm121.abi.source import FileSource, Malformed
 from sm121.doctor import facts
 from sm121.sync.node import installed, installing
-from sm121.sync.node.listing import SUMS, WHEELHOUSE, parse_listing, release_id
+from sm121.sync.node.listing import WHEELHOUSE, parse_listing, release_id
 from sm121.sync.node.lock import Lock
 from sm121.sync.node.refusal import ENVIRONMENT, HASH, Refused
 from sm121.sync.node.releases import Releases, is_finished
@@ -69,9 +69,7 @@ class Work:
             "current": current,
             "standing": standing and not missing,
             "installed": self.releases.installed(release),
-            "has_environment": is_finished(
-                self.releases.environments / files.get(SUMS, "none")[:16]
-            ),
+            "has_environment": is_finished(self.releases.environment_of(files)),
             "altered": sorted(name for name, digest in files.items() if digest in altered),
         }
 
@@ -100,17 +98,20 @@ class Work:
                           details=bad[:10], remedy="Run the same command again.")  # fmt: skip
         self.releases.assemble(release, text, signature=signature, role=role, store=self.store)
         house = self.releases.path(release) / WHEELHOUSE
-        environment = self.releases.environment(release)
+        old = self.releases.environment(release)
+        if is_finished(old) and not again:
+            return {"release": release, "made": False, "signer": signer, "deviations": []}
+        new = self.releases.next_environment(old) if is_finished(old) else old
 
         def verify() -> list[dict[str, object]]:
-            found, _, _ = installed.deviations(environment, sorted(house.glob("*.whl")))
+            found, _, _ = installed.deviations(new, sorted(house.glob("*.whl")))
             # What an installer leaves of its own is no fault of what was sent.
             return [one for one in found if one["kind"] != "stray"]
 
-        made, found = installing.install(
-            house, environment, options, again=again, say=self._say, verify=verify
-        )
-        return {"release": release, "made": made, "signer": signer, "deviations": found}
+        found = installing.install(house, new, options, say=self._say, verify=verify)
+        if not found:
+            self.releases.use(new, instead_of=old)
+        return {"release": release, "made": True, "signer": signer, "deviations": found}
 
     def switch(self, release: str) -> dict[str, Any]:
         """Make a release current."""
