@@ -165,17 +165,21 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
             f"profile {manifest.profile} is not a whole vLLM: for trying the pipeline, not for serving"
         )
     ui.say(f"Done in {human_seconds(seconds)}: {layout.wheelhouse}")
-    ui.say(f"  next: {_next(context, complete=manifest.complete)}")
+    ui.say(f"  next: {_next(context, complete=manifest.complete, partial=manifest.partial)}")
 
 
 def _lost(context: Context, name: str) -> str:
     return context.stack.profiles[context.options.profile].optional[name].reason
 
 
-def _next(context: Context, *, complete: bool) -> str:
+def _next(context: Context, *, complete: bool, partial: bool) -> str:
     """What to do with the result."""
     if complete:
-        return f"copy {context.layout.wheelhouse} to the nodes and run its install.py there"
+        option = " --allow-partial" if partial else ""
+        return (
+            f"`nox -s sync -- here HOST{option}` brings it to the nodes; or copy "
+            f"{context.layout.wheelhouse} to one and run its install.py there"
+        )
     return (
         f"the same with --with-deps adds all that vllm needs and install.py; "
         f"what is in it: {context.layout.wheelhouse / 'manifest.json'}"
