@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import git
-from git.exc import GitCommandError
+from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
 
 from sm121.errors import DiskFull, ToolFailed
 
@@ -33,6 +34,15 @@ class GitCommands:
                 raise failure(name.replace("_", "-"), error) from error
 
         return call
+
+
+def head_of(folder: Path) -> str:
+    """Commit that a checkout of the user's is at, only read; '' if the folder is none, or empty."""
+    try:
+        with git.Repo(folder) as repository:
+            return repository.head.commit.hexsha
+    except (InvalidGitRepositoryError, NoSuchPathError, ValueError):
+        return ""
 
 
 def failure(command: str, error: GitCommandError) -> DiskFull | ToolFailed:

@@ -12,6 +12,7 @@ import pytest
 
 from sm121 import proc
 from sm121.errors import NetworkFault
+from sm121.gitcommand import head_of
 from sm121.gitrepo import Repository
 from support.gits import Work
 from support.tools import sm121_environment, tool
@@ -449,3 +450,13 @@ def test_without_git_there_is_a_message_and_code_3(tmp_path: Path, root: Path) -
     assert done.returncode == 3
     assert "error: git was not found" in done.stderr
     assert "Install git" in done.stderr
+
+
+def test_where_a_checkout_is(tmp_path: Path) -> None:
+    assert head_of(tmp_path / "none") == ""
+    empty = tmp_path / "empty"
+    subprocess.run(["git", "init", "-q", empty], check=True)
+    assert head_of(empty) == ""
+    work = Work.init(tmp_path / "work")
+    commit = work.commit({"a": "1"})
+    assert head_of(work.path) == commit

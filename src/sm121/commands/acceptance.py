@@ -8,13 +8,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm121 import proc
 from sm121.acceptance import service, steps
 from sm121.acceptance.model import Acceptance, NotRun, Result, StepFailed, Verdict, table, to_json
 from sm121.acceptance.places import places_of
 from sm121.acceptance.steps import Bench
 from sm121.commands.common import add_json_option, add_stack_option, give_json, layout_of
-from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault, Sm121Error
+from sm121.errors import CheckFailed, EnvironmentFault, Sm121Error
+from sm121.gitcommand import head_of
 from sm121.pins.load import default_stack
 from sm121.serve.load import load_serve
 from sm121.serve.nodes import load_nodes
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
         ui.say(f"{ui.style(f'{result.verdict:>8}', colour)}  {what} ({where}): {result.figures}")
         results.append(result)
     acceptance = Acceptance(
-        schema_version=1, stack=stack, commit=_commit(layout.root),
+        schema_version=1, stack=stack, commit=head_of(layout.root),
         date=datetime.now(UTC).strftime("%Y-%m-%d"), results=tuple(results),
     )  # fmt: skip
     if arguments.json:
@@ -137,11 +137,3 @@ def run_step(what: str, where: str, step: Callable[[], str]) -> Result:
         verdict, figures = "fail", f"{type(error).__name__}: {error}"
     seconds = round(time.monotonic() - begun, 3)
     return Result(step=what, where=where, verdict=verdict, figures=figures, seconds=seconds)
-
-
-def _commit(root: Path) -> str:
-    try:
-        done = proc.run(["git", "-C", root, "rev-parse", "HEAD"], check=False)
-    except CompilerMissing:
-        return ""
-    return done.output.strip() if done.returncode == 0 else ""
