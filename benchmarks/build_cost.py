@@ -12,7 +12,8 @@ the other build did: the cache has found the two to be the same compile.
 
 "Stock" is the release with the patches without which these components can't be chosen or packaged
 at all (build-selection, requirements); `run` makes both builds, one after the other, with no
-compiler cache. Where that takes too long, --sample compares the objects of SAMPLE alone.
+compiler cache. Where that takes too long, --sample compares the objects of SAMPLE alone. For the full
+set: full_cost.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,8 @@ from sm121.compile.timeline import lanes  # noqa: E402
 STOCK_PATCHES = ("build-selection.patch", "requirements.patch")
 COMPONENTS = ("_C_stable_libtorch", "_moe_C_stable_libtorch")
 CORES = (2, 16, 20)
+# In an object's name: a third-party source that the pipeline made (sm121.source.places).
+_MADE = re.compile(r"\.dir/\S*?/third-party/([\w.-]+)-[0-9a-f]{12}/tree/")
 # By component: the longest of each kind of kernel, and some of the many short ones.
 SAMPLE = {
     "_C_stable_libtorch": (
@@ -66,6 +70,12 @@ class Log:
     run: tuple[Record, ...]
 
 
+def name_anywhere(name: str) -> str:
+    """An object's name with `{NAME}` for the folder of a third-party source, as costs.json has it
+    (sm121.compile.records.shipped_costs)."""
+    return _MADE.sub(r".dir/{\1}/", name)
+
+
 def read_log(path: Path) -> Log:
     """Read a build folder's log, an objects.jsonl, or a .ninja_log."""
     if path.is_dir():
@@ -79,10 +89,11 @@ def read_log(path: Path) -> Log:
     records = read_records(path)
     jobs, hits = {}, set()
     for record in records:
+        name = name_anywhere(record.object)
         if record.compiled:
-            jobs[record.object] = Job(name=record.object, seconds=record.cpu, memory=record.rss)
+            jobs[name] = Job(name=name, seconds=record.cpu, memory=record.rss)
         elif record.cache == "hit":
-            hits.add(record.object)
+            hits.add(name)
     by_run: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_run[record.run].append(record)
@@ -181,38 +192,49 @@ def row(name: str, stock: float, ours: float, *, unit: str = "f") -> None:
 
 
 def costs_file(log: Log, where: str) -> str:
-    """What a stack ships for first builds: object = [CPU seconds, bytes of the largest process]."""
+    """What a stack ships for first builds: object = [CPU seconds, bytes of the largest process].
+
+    `{NAME}` for the folder of a third-party source, as sm121.compile.records.shipped_costs reads.
+    """
+    named = {_MADE.sub(r".dir/{\1}/", name): job for name, job in log.jobs.items()}
     lines = [
-        f'  "{name}": [{job.seconds:.1f}, {job.memory}]' for name, job in sorted(log.jobs.items())
+        f'  "{name}": [{job.seconds:.1f}, {job.memory}]' for name, job in sorted(named.items())
     ]
     objects = ",\n".join(lines)
     return f'{{\n "measured": {json.dumps(where)},\n "objects": {{\n{objects}\n }}\n}}'
 
 
+def copy_of(folder: Path, name: str) -> Path:
+    """This checkout again, for stock with the patches of STOCK_PATCHES alone."""
+    copy = folder / name
+    if not copy.exists():
+        for part in ("benchmarks", "patches", "pins", "src"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    if name == "stock":
+        for series in copy.glob("patches/vllm/*/series"):
+            lines = [x for x in series.read_text().splitlines() if x in STOCK_PATCHES]
+            series.write_text("".join(f"{x}\n" for x in lines))
+            for patch in series.parent.glob("*.patch"):
+                if patch.name not in lines:
+                    patch.unlink()
+    return copy
+
+
+def environment_of(copy: Path) -> dict[str, str]:
+    return {
+        **os.environ, "PYTHONPATH": str(copy / "src"), "SM121_BUILD": str(copy / "build"),
+        "SM121_CACHE": os.environ.get("SM121_CACHE", str(ROOT / "build/cache")),
+    }  # fmt: skip
+
+
 def run_both(folder: Path, profile: str) -> None:
     """Build stock and ours in copies of this checkout, nothing out of the compiler cache."""
     for name in ("stock", "ours"):
-        copy = folder / name
-        if not copy.exists():
-            shutil.copytree(
-                ROOT, copy, ignore=shutil.ignore_patterns(".git", "build", "wheelhouse", ".nox")
-            )
-        if name == "stock":
-            for series in copy.glob("patches/vllm/*/series"):
-                lines = [x for x in series.read_text().splitlines() if x in STOCK_PATCHES]
-                series.write_text("".join(f"{x}\n" for x in lines))
-                for patch in series.parent.glob("*.patch"):
-                    if patch.name not in lines:
-                        patch.unlink()
-        environment = {
-            **os.environ, "PYTHONPATH": str(copy / "src"), "CCACHE_DISABLE": "1",
-            "SM121_BUILD": str(copy / "build"),
-            "SM121_CACHE": os.environ.get("SM121_CACHE", str(ROOT / "build/cache")),
-        }  # fmt: skip
+        copy = copy_of(folder, name)
         print(f"# {name}: {copy}", flush=True)
         subprocess.run(
             [sys.executable, "-m", "sm121", "compile", "--profile", profile],
-            cwd=copy, env=environment, check=True,
+            cwd=copy, env={**environment_of(copy), "CCACHE_DISABLE": "1"}, check=True,
         )  # fmt: skip
 
 

@@ -74,6 +74,10 @@ class Layout:
         return self.build / "source"
 
     @property
+    def third_party(self) -> Path:
+        return self.source / "third-party"
+
+    @property
     def log(self) -> Path:
         return self.build / "log"
 

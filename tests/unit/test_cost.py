@@ -66,9 +66,14 @@ def test_killed_compile_is_given_more_next_time() -> None:
 
 
 def test_costs_that_come_with_a_stack(tmp_path: Path) -> None:
-    assert shipped_costs(tmp_path) == {}
-    (tmp_path / "costs.json").write_text('{"objects": {"a.o": [1.5, 7]}}')
-    assert shipped_costs(tmp_path) == {"a.o": Cost(cpu=1.5, rss=7)}
+    assert shipped_costs(tmp_path, {}) == {}
+    objects = {"a.o": [1.5, 7], "CMakeFiles/_fa2.dir/{flash}/b.cu.o": [2.5, 8]}
+    (tmp_path / "costs.json").write_text(json.dumps({"objects": objects}))
+    here = {"flash": Path("/build/third-party/flash-0123/tree")}
+    assert shipped_costs(tmp_path, here) == {
+        "a.o": Cost(cpu=1.5, rss=7),
+        "CMakeFiles/_fa2.dir/build/third-party/flash-0123/tree/b.cu.o": Cost(cpu=2.5, rss=8),
+    }
 
 
 # --- timeline -----------------------------------------------------------------------

@@ -20,6 +20,7 @@ from sm121.compile.records import (
 from sm121.context import Context
 from sm121.files import write_atomic
 from sm121.proc import pasteable
+from sm121.source.places import place_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +39,12 @@ def cost_folder(context: Context) -> CostFolder:
 
 def costs_of(context: Context) -> dict[str, Cost]:
     """What objects are known to cost: by builds in this folder, else by the stack's costs.json."""
+    sources = {
+        name: place_of(name, context.stack.sources[name], context.layout.third_party)
+        for name in context.profile.sources
+    }
     return {
-        **shipped_costs(context.layout.pins / context.stack_name),
+        **shipped_costs(context.layout.pins / context.stack_name, sources),
         **known_costs(read_records(cost_folder(context).records)),
     }
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from sm121.files import write_atomic
 
 _COMPONENT = re.compile(r"CMakeFiles/([^/]+)\.dir/")
+# In costs.json: a third-party source, wherever it lies.
+_SOURCE = re.compile(r"\{([^{}/]+)\}")
 # Of a killed compile only what it had reached is known; the next time it gets this much more.
 _KILLED = 1.5
 
@@ -93,17 +95,25 @@ def known_costs(records: Iterable[Record]) -> dict[str, Cost]:
     return costs
 
 
-def shipped_costs(stack: Path) -> dict[str, Cost]:
+def shipped_costs(stack: Path, sources: Mapping[str, Path]) -> dict[str, Cost]:
     """What a stack's objects cost where they were measured: `costs.json` beside its stack.toml.
 
     For the first build in a folder. CPU seconds differ between machines; their order, and
     memory, hardly do. None if the stack has no such file.
+
+    sources: folders of third-party sources by name. CMake names an object of a source outside of
+    its tree by the whole path; in the file `{NAME}` stands for that folder.
     """
     try:
         data = json.loads((stack / "costs.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return {name: Cost(cpu=cpu, rss=rss) for name, (cpu, rss) in data["objects"].items()}
+    folders = {name: str(folder).lstrip("/") for name, folder in sources.items()}
+
+    def placed(name: str) -> str:
+        return _SOURCE.sub(lambda found: folders.get(found[1], found[0]), name)
+
+    return {placed(name): Cost(cpu=cpu, rss=rss) for name, (cpu, rss) in data["objects"].items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -87,7 +87,7 @@ def _place(machine: Machine, name: str) -> tuple[str, str]:
     """Where a source would come from, and what is wrong with that ('' if nothing is)."""
     context = machine.context
     pin = context.stack.sources[name]
-    folder = context.layout.source / "third-party"
+    folder = context.layout.third_party
     if machine.environment.get(pin.env):
         return f"in the folder that {pin.env} names", ""
     if is_made(name, pin, folder):

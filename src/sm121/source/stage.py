@@ -150,7 +150,7 @@ class ThirdPartyStage:
                 source = obtain(
                     name,
                     pin,
-                    folder=context.layout.source / "third-party",
+                    folder=context.layout.third_party,
                     cache=Cache(context.layout.cache, context.memory),
                     target=context.runtime,
                     offline=context.options.offline,

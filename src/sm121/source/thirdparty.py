@@ -7,7 +7,6 @@ wheel. Whoever provides, the content digest decides.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +17,18 @@ from packaging.utils import parse_wheel_filename
 
 from sm121.errors import CheckFailed, HashMismatch, NetworkFault, ToolFailed
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import fresh_directory, remove_tree, sha256_text, tree_digest
+from sm121.files import fresh_directory, remove_tree, tree_digest
 from sm121.gitrepo import Repository
 from sm121.lock.pylock import LockedFile, Target
 from sm121.pins.model import SourcePin, WheelProvider
 from sm121.source.clones import Clone, find_commit
+from sm121.source.places import TREE, made_at
 from sm121.toolkit.unpack import unpack
 from sm121.ui import Ui
 
 _GIT_TIMEOUT_S = 900
-# In the folder of one pin: the tree, and beside it (a digest may cover all of it) who gave it.
-_TREE, _PROVIDER = "tree", "provider"
+# Beside the tree of one pin, since a digest may cover all of the tree: who gave it.
+_PROVIDER = "provider"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def obtain(
             )
         return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
     final = made_at(name, pin, folder)
-    tree, marker = final / _TREE, final / _PROVIDER
+    tree, marker = final / TREE, final / _PROVIDER
     if marker.is_file():
         return _verified(name, pin, tree, provider=marker.read_text().strip(), ui=ui)
     providers: list[tuple[str, Callable[[Path], str]]] = []
@@ -87,8 +87,8 @@ def obtain(
     for label, provide in providers:
         try:
             with fresh_directory(final) as fresh:
-                provider = provide(fresh / _TREE)
-                source = _verified(name, pin, fresh / _TREE, provider=provider, ui=ui)
+                provider = provide(fresh / TREE)
+                source = _verified(name, pin, fresh / TREE, provider=provider, ui=ui)
                 (fresh / _PROVIDER).write_text(provider)
         except (NetworkFault, ToolFailed) as fault:
             why = fault.what if label.startswith("wheel ") else fault.cause or fault.what
@@ -110,12 +110,6 @@ def obtain(
             else f"its folder in {pin.env}."
         ),
     )
-
-
-def made_at(name: str, pin: SourcePin, folder: Path) -> Path:
-    """Where a source is made. Named by all of the pin: with other submodules it is another tree."""
-    content = json.dumps(pin.content(), separators=(",", ":"))
-    return folder / f"{name}-{sha256_text(content)[:12]}"
 
 
 def is_made(name: str, pin: SourcePin, folder: Path) -> bool:
