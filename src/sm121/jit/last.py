@@ -1,42 +1,57 @@
-"""What verify-jit saw a node compile itself, kept for the manifest of a wheelhouse.
+"""The last whole run of verify-jit over a stack's own tree and environment: what the manifest of a
+wheelhouse and verify-abi's page say of it.
 
-build/jit/<stack>/first-start.json, written by a whole run that passed; it counts for the patched
-tree that it was made of and for no other.
+build/jit/<stack>/last.json; it counts for the patched source that it was made of and for no other.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from sm121.files import write_atomic
-from sm121.jit.report import Report
+from sm121.jit.report import SCHEMA_VERSION, FirstStart, Report
 
-FILE = "first-start.json"
+FILE = "last.json"
 
 
-def first_start_file(build: Path, stack: str) -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """The patched source of a stack: git's ids of its commit and tree."""
+
+    commit: str
+    tree: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Last:
+    """What was verified, and the report."""
+
+    source: Source
+    report: Report
+
+    @property
+    def first_start(self) -> tuple[FirstStart, ...] | None:
+        """What a node compiles itself, by family; None if that was not seen to work."""
+        return self.report.first_start if self.report.result == "pass" else None
+
+
+def last_file(build: Path, stack: str) -> Path:
     return build / "jit" / stack / FILE
 
 
-def keep_first_start(report: Report, path: Path, *, patched_tree: str) -> None:
-    """Write it, or remove what an earlier run left if this one did not pass."""
-    if report.result != "pass":
-        path.unlink(missing_ok=True)
-        return
-    data = {"patched_tree": patched_tree, "families": [asdict(f) for f in report.first_start]}
-    write_atomic(path, json.dumps(data, indent=1) + "\n")
+def keep_last(report: Report, path: Path, *, source: Source) -> None:
+    """Write it in place of the run before, passed or not."""
+    last = Last(source=source, report=report)
+    write_atomic(path, TypeAdapter(Last).dump_json(last, indent=1).decode() + "\n")
 
 
-def read_first_start(path: Path, *, patched_tree: str) -> list[dict[str, Any]] | None:
-    """The families, as report.FirstStart has them; None if there is none for this tree."""
+def read_last(path: Path) -> Last | None:
+    """None if there is none, or none of this version."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["patched_tree"] != patched_tree:
-            return None
-        families: list[dict[str, Any]] = data["families"]
-    except (OSError, ValueError, KeyError, TypeError):
+        last = TypeAdapter(Last).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
-    return families
+    return last if last.report.schema_version == SCHEMA_VERSION else None
