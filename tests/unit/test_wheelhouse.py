@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Literal
 
 import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from sm121.commands.build import first_start_line
 from sm121.context import Context
 from sm121.errors import CheckFailed
+from sm121.jit.last import Source, keep_last, last_file
+from sm121.jit.report import FirstStart, Report
 from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, load_manifest, render, schema_text
 from sm121.wheelhouse.stage import (
     WheelhouseStage,
@@ -21,10 +25,12 @@ from sm121.wheelhouse.stage import (
 )
 from support.stacks import COMMIT, SHA256
 
+TREE = "5" * 40
 RESULTS = {
     "source": {"commit": "1" * 40, "provider": "sdist", "reason": "--offline"},
     "patch": {
         "commit": "2" * 40,
+        "tree": TREE,
         "patches": [
             {
                 "name": "repair", "subject": "[Bugfix] Repair", "status": "applied",
@@ -119,6 +125,43 @@ def test_manifest_says_what_is_in_and_what_it_was_made_of(ready: Context) -> Non
         "pylock.linux-aarch64-cp312.toml": hashlib.sha256(b"the lock\n").hexdigest()
     }
     assert manifest.tools["build"] == "cross"
+
+
+def test_manifest_says_what_a_node_compiles_if_verify_jit_passed_on_this_source(
+    ready: Context,
+) -> None:
+    def kept(result: Literal["pass", "fail"], tree: str) -> Manifest:
+        families = tuple(
+            FirstStart(
+                family=family, kernels=2, compilations=3, seconds=60.5, cache="~/.cache",
+                shipped=family == "flashinfer",
+            )
+            for family in ("flashinfer", "triton")
+        )  # fmt: skip
+        report = Report(
+            result=result, stack="1.2.3", target="sm_121a", tree="", versions={}, rows=(),
+            first_start=families,
+        )  # fmt: skip
+        file = last_file(ready.layout.build, "1.2.3")
+        keep_last(report, file, source=Source(commit="", tree=tree))
+        manifest = load_manifest(gather(ready))
+        assert manifest
+        return manifest
+
+    for manifest in (load_manifest(gather(ready)), kept("pass", "other"), kept("fail", TREE)):
+        assert manifest
+        assert manifest.first_start is None
+        assert "verify-jit` has not passed" in first_start_line(manifest.first_start)
+    inputs = WheelhouseStage().inputs(ready, RESULTS)
+    found = kept("pass", TREE).first_start
+    assert found
+    assert [one.family for one in found] == ["flashinfer", "triton"]
+    assert (
+        first_start_line(found)
+        == "a node compiles 3 of flashinfer, 3 of triton; one after another 2 min 01 s where verify-jit ran"
+    )
+    # So that the next build writes it.
+    assert WheelhouseStage().inputs(ready, RESULTS) != inputs
 
 
 def test_manifest_round_trip(ready: Context) -> None:

@@ -17,12 +17,12 @@ from sm121.ui import human_bytes
 _SHOWN = 40
 
 
-def to_html(report: Report) -> str:
-    """A whole page."""
+def to_html(report: Report, *, jit: str = "") -> str:
+    """A whole page. jit: the section about kernels that are compiled on the node, as HTML."""
     body = "\n".join(
         part for part in (
             _head(report), _faults(report), _gpu(report), _family(report), _loading(report),
-            _ran(report), _wheels(report), _notes(report), _not_run(report),
+            _ran(report), jit, _wheels(report), _notes(report), _not_run(report),
         ) if part
     )  # fmt: skip
     return html_page(f"verify-abi: {report.result.upper()}", body)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sm121.abi.inputs import manifest_beside
 from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
 from sm121.abi.proof import Job, find_interpreter, prove
@@ -14,6 +15,8 @@ from sm121.abi.table import fits, how_run, render_table
 from sm121.context import Context, Results
 from sm121.errors import AbiFault
 from sm121.files import sha256_file, sha256_text, write_atomic
+from sm121.jit.last import last_file, read_last
+from sm121.jit.page import in_verify_abi
 from sm121.lock.pylock import lock_path
 from sm121.rules.model import FILE as RULES
 
@@ -49,6 +52,7 @@ class VerifyStage:
             "family rules": context.memory.sha256(context.layout.pins / RULES),
             "lock of what is around it": context.memory.sha256(lock),
             "Python that runs it": python if isinstance(python, str) else python.identity,
+            "what verify-jit found": sha256_text(jit_section(self.job(context))),
         }
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
@@ -63,7 +67,7 @@ class VerifyStage:
         report = prove(self.job(context))
         text, page = to_json(report), self.report(context, "html")
         write_atomic(self.report(context, "json"), text)
-        write_atomic(page, to_html(report))
+        write_atomic(page, to_html(report, jit=jit_section(self.job(context))))
         lines = render_table(report)
         with context.log(self.name).open("a", encoding="utf-8") as log:
             log.write("\n".join(lines) + "\n")
@@ -72,6 +76,14 @@ class VerifyStage:
                 context.ui.say(f"       {line}".rstrip())
             require(report, where=str(page))
         return {"report": sha256_text(text), "verdict": report.result, "summary": summary(report)}
+
+
+def jit_section(job: Job) -> str:
+    """HTML: the last verify-jit of the source that the judged wheelhouse was made of, or that there
+    was none."""
+    manifest = manifest_beside(job.targets)
+    last = read_last(last_file(job.layout.build, job.stack_name))
+    return in_verify_abi(last, commit=manifest.patched_commit if manifest else "")
 
 
 def summary(report: Report) -> str:

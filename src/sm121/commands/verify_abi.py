@@ -10,7 +10,7 @@ from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
 from sm121.abi.proof import Job, prove
 from sm121.abi.report import to_json
-from sm121.abi.stage import require
+from sm121.abi.stage import jit_section, require
 from sm121.abi.table import render_table
 from sm121.commands.common import (
     TARGETS,
@@ -71,12 +71,13 @@ def run(arguments: argparse.Namespace, ui: Ui) -> int:
                 f"--{name} {given} would write the report there.",
                 remedy=f"Write the targets first: verify-abi {given} --{name}",
             )
-    report = prove(_job(arguments, ui))
+    job = _job(arguments, ui)
+    report = prove(job)
     for line in render_table(report):
         ui.say(line)
     give_json(arguments, ui, to_json(report))
     if arguments.html:
-        write_atomic(arguments.html, to_html(report))
+        write_atomic(arguments.html, to_html(report, jit=jit_section(job)))
     require(report, where=str(arguments.html or ""))
     return 0
 

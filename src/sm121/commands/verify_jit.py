@@ -14,7 +14,7 @@ from sm121.commands.common import (
 from sm121.context import Context
 from sm121.errors import JitFault
 from sm121.files import write_atomic
-from sm121.jit.first_start import first_start_file, keep_first_start
+from sm121.jit.last import keep_last, last_file
 from sm121.jit.page import to_html
 from sm121.jit.report import FAULTS, Report, to_json
 from sm121.jit.table import render_table
@@ -75,9 +75,9 @@ def _verified(context: Context, arguments: argparse.Namespace, ui: Ui) -> Report
     )  # fmt: skip
     with ui.progress("verify-jit") as progress:
         report = verify(job, progress.update)
-    if job.patched_tree and job.only is None and arguments.jit_arch is None:
-        path = first_start_file(context.layout.build, context.stack_name)
-        keep_first_start(report, path, patched_tree=job.patched_tree)
+    if job.source and job.only is None and arguments.jit_arch is None:
+        path = last_file(context.layout.build, context.stack_name)
+        keep_last(report, path, source=job.source)
     context.memory.save()
     return report
 

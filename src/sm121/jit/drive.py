@@ -24,6 +24,10 @@ _IMPORTS = "imports"
 # A compiler that hangs outlives the Python that gave it up, and holds the pipe that we read. So what
 # is left of the group ends with it (sh's status of a signal: 128 and its number).
 _GUARD = ("sh", "-c", '"$@"; code=$?; trap "" TERM; kill -TERM 0; exit $code', "sh")
+# What stands for the driver, and for the runtime of a module whose own host code is run.
+_STAND_INS: Mapping[str, tuple[str, ...]] = {
+    "deepgemm": ("gb10.c",), "flashinfer": ("gb10.c", "gb10_runtime.c"),
+}  # fmt: skip
 _CACHES = ("triton", "tilelang", "deepgemm", "flashinfer")
 
 
@@ -146,24 +150,25 @@ def environment(bench: Bench, mode: Mode) -> dict[str, str]:
     }  # fmt: skip
     kept["CUDA_HOME"] = str(bench.toolkit)
     kept["PATH"] = f"{bench.toolkit / 'bin'}:{bench.python.parent}:{kept.get('PATH', '')}"
-    if mode == "deepgemm":
-        stand_in = make_stand_in(bench)
+    if mode in _STAND_INS:
+        stand_in = make_stand_in(bench, mode)
         kept["LD_PRELOAD"], kept["LD_LIBRARY_PATH"] = str(stand_in), str(stand_in.parent)
     return kept
 
 
-def make_stand_in(bench: Bench) -> Path:
-    """Compile gb10.c, as the library to preload and, beside it, as the driver's name.
+def make_stand_in(bench: Bench, mode: Mode) -> Path:
+    """Compile the mode's stand-ins, as the library to preload and, beside it, as the driver's name.
 
     Raises CompilerMissing or ToolFailed.
     """
-    folder = bench.work / "gb10"
+    folder = bench.work / f"gb10-{mode}"
     folder.mkdir(parents=True, exist_ok=True)
     library, driver = folder / "libgb10.so", folder / "libcuda.so.1"
     proc.run(
         [
             find_compilers(host_machine()).cc, "-shared", "-fPIC", "-O1",
-            f"-I{bench.toolkit / 'include'}", "-o", library, INSIDE / "gb10.c",
+            f"-I{bench.toolkit / 'include'}", "-o", library,
+            *(INSIDE / name for name in _STAND_INS[mode]),
         ],
         log=bench.log,
     )  # fmt: skip

@@ -5,32 +5,63 @@ from __future__ import annotations
 from html import escape
 
 from sm121.abi.page import html_page
+from sm121.jit.last import Last
 from sm121.jit.report import FAULTS, Report, Row
-from sm121.jit.table import shared_text, short_name
+from sm121.jit.table import shared_notes, shared_text, short_name
 from sm121.ui import human_seconds
+
+_TITLE = "What a node compiles itself"
 
 
 def to_html(report: Report) -> str:
     """A whole page."""
-    faults = sum(row.verdict in FAULTS for row in report.rows)
-    compiled = sum(row.verdict == "compiled" for row in report.rows)
-    sentence = (
-        f"{compiled} kernels compile for {report.target}."
-        if report.result == "pass"
-        else f"{faults} kernels are not ready; each is explained below."
-    )
     versions = "".join(
         f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in report.versions.items()
     )
     head = (
         f'<header class="{report.result}"><p class="verdict">{report.result.upper()}</p>'
-        f"<h1>Does what a node compiles itself compile?</h1><p>{escape(sentence)}</p>"
+        f"<h1>Does what a node compiles itself compile?</h1><p>{escape(_sentence(report))}</p>"
         f"<dl>{versions}</dl></header>"
     )
     return html_page(f"verify-jit: {report.result.upper()}", head + section(report))
 
 
-def section(report: Report) -> str:
+def in_verify_abi(last: Last | None, *, commit: str) -> str:
+    """The section of verify-abi's page about these binaries' other half, the kernels that are
+    compiled on the node. commit: of the patched source that was judged, '' if that isn't known."""
+    if last is None:
+        text = (
+            "verify-jit was not run here: nobody looked at the kernels that a node compiles itself."
+        )
+    elif last.source.commit != commit:
+        text = (
+            "verify-jit was not run for this source"
+            + (f" (patched commit {commit[:12]})" if commit else "")
+            + f"; its last run here was for {last.source.commit[:12]}."
+        )
+    else:
+        report = last.report
+        word = "ok" if report.result == "pass" else "<strong class=fail>FAIL</strong>"
+        return (
+            f"<section><h2>{_TITLE}</h2><p>{word} {escape(_sentence(report))} As verify-jit found in its "
+            f"last run for the same source.</p>{section(report, heading='h3')}</section>"
+        )
+    return (
+        f"<section><h2>{_TITLE}</h2><p>{escape(text)} <code>nox -s verify-jit</code> compiles them, "
+        "without a GPU.</p></section>"
+    )
+
+
+def _sentence(report: Report) -> str:
+    faults = sum(row.verdict in FAULTS for row in report.rows)
+    faults += sum(note.kind == "fault" for note in report.notes)
+    compiled = sum(row.verdict == "compiled" for row in report.rows)
+    if report.result == "pass":
+        return f"{compiled} kernels compile for {report.target}."
+    return f"{faults} fault{'s' if faults != 1 else ''} found; each is explained below."
+
+
+def section(report: Report, *, heading: str = "h2") -> str:
     """Faults, kernels by verdict, first start, notes."""
     faults = "".join(_fault(row) for row in report.rows if row.verdict in FAULTS)
     made = "".join(_made(row) for row in report.rows if row.verdict == "compiled")
@@ -45,19 +76,20 @@ def section(report: Report) -> str:
         f"<td class=num>{human_seconds(s.seconds)}</td><td>{'wheelhouse' if s.shipped else escape(s.cache)}</td></tr>"
         for s in report.first_start
     )
+    partly = "".join(f"<p class=dim>{escape(note)}</p>" for note in shared_notes(report.rows))
     parts = [
-        f"<section><h2>What is wrong</h2>{faults}</section>" if faults else "",
-        f"<section><h2>Notes</h2><ul>{notes}</ul></section>" if notes else "",
-        "<section><h2>Compiled</h2><table><thead><tr><th>family</th><th>kernel</th><th>target</th>"
+        f"<section><{heading}>What is wrong</{heading}>{faults}</section>" if faults else "",
+        f"<section><{heading}>Notes</{heading}><ul>{notes}</ul></section>" if notes else "",
+        f"<section><{heading}>Compiled</{heading}>{partly}<table><thead><tr><th>family</th><th>kernel</th><th>target</th>"
         "<th class=num>registers</th><th class=num>shared memory</th><th class=num>spills</th>"
         f"<th class=num>variants</th><th class=num>time</th></tr></thead><tbody>{made}</tbody></table></section>"
         if made
         else "",
-        "<section><h2>First start of a node</h2><table><thead><tr><th>family</th><th class=num>kernels</th>"
+        f"<section><{heading}>First start of a node</{heading}><table><thead><tr><th>family</th><th class=num>kernels</th>"
         f"<th class=num>compilations</th><th class=num>time here</th><th>kept in</th></tr></thead><tbody>{starts}</tbody></table></section>"
         if starts
         else "",
-        f"<section><h2>Not compiled, and why</h2><details><summary>all of them</summary><table><tbody>{rest}</tbody></table></details></section>"
+        f"<section><{heading}>Not compiled, and why</{heading}><details><summary>all of them</summary><table><tbody>{rest}</tbody></table></details></section>"
         if rest
         else "",
     ]

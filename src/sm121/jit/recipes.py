@@ -48,6 +48,7 @@ class Shapes(Model):
     num_experts_per_tok: int
     moe_intermediate_size: int
     swiglu_limit: float
+    vocab_size: int
     tensor_parallel: tuple[int, ...]
     k: int
     pages: tuple[int, ...]

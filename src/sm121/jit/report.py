@@ -23,9 +23,8 @@ FAULTS: tuple[Verdict, ...] = ("failed", "over-limit", "not-reached", "no-recipe
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
     """One compilation. mode: the process it was made in; target: as PTX or the command line says it; registers per thread; shared:
-    static and dynamic bytes per block as far as known; stack: bytes of local memory per thread;
-    spills: bytes of spill stores and loads, -1 if the assembler was not asked; ptx_version: what
-    the assembler must know."""
+    static and dynamic bytes per block, the latter -1 if no launch was seen; stack: bytes of local memory
+    per thread; spills: bytes of spill stores and loads, -1 if the assembler was not asked."""
 
     variant: dict[str, str]
     mode: str

@@ -163,7 +163,8 @@ def read_cubins(told: Told) -> None:
 
 
 def variants_of(record: Mapping[str, Any]) -> list[Variant]:
-    """The kernels of one compilation; of spills, what the assembler said."""
+    """The kernels of one compilation; of spills, what the assembler said; of threads and dynamic
+    shared memory, what the launch asked for."""
     said = {name: int(a) + int(b) for name, a, b in _SPILLS.findall(record.get("ptxas", ""))}
     several = len(record["codes"]) > 1
     return [
@@ -172,9 +173,9 @@ def variants_of(record: Mapping[str, Any]) -> list[Variant]:
             mode=record.get("mode", ""),
             target=record.get("target") or f"sm_{code['sm']}",
             registers=code["registers"],
-            threads=int(record.get("threads") or code["threads"]),
+            threads=int(_asked(record, code, "threads") or code["threads"]),
             shared_static=code["shared"],
-            shared_dynamic=int(record.get("dynamic_shared", -1)),
+            shared_dynamic=int(_asked(record, code, "dynamic_shared", -1)),
             stack=code["stack"],
             # Without a stack frame nothing can have been spilt.
             spills=said.get(code["name"], 0 if not code["stack"] else -1),
@@ -182,3 +183,10 @@ def variants_of(record: Mapping[str, Any]) -> list[Variant]:
         )
         for code in record["codes"]
     ]
+
+
+def _asked(record: Mapping[str, Any], code: Mapping[str, Any], what: str, unknown: int = 0) -> Any:
+    """Of this kernel's own launch if the record has launches by name, else of the record's."""
+    if "launches" in record:
+        return record["launches"].get(code["name"], {}).get(what, unknown)
+    return record.get(what, unknown)

@@ -12,6 +12,7 @@ from sm121.jit.base.environment import JitEnvironmentStage
 from sm121.jit.base.tree import JitTreeStage
 from sm121.jit.drive import Bench
 from sm121.jit.examine import environment_faults, published_config, versions
+from sm121.jit.last import Source
 from sm121.jit.recipes import FILE, Recipes, load_recipes
 from sm121.jit.results import Results as Memory
 from sm121.jit.results import environment_identity, tree_identity
@@ -88,7 +89,8 @@ def prepare(
         inputs=inputs, versions=versions(environment),
         faults=environment_faults(context.layout.pins, environment),
         notes=shapes_fault(shapes, published), only=only,
-        patched_tree="" if tree or env else str(made["patch"]["tree"]),
+        source=None if tree or env
+        else Source(commit=str(made["patch"]["commit"]), tree=str(made["patch"]["tree"])),
     )  # fmt: skip
 
 

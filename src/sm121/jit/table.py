@@ -10,6 +10,11 @@ from sm121.jit.report import FAULTS, Report, Row, Variant
 from sm121.ui import human_seconds
 
 _MESSAGE_LINES = 6
+_PARTLY = (
+    "shared (n of m): the most that the n take which vLLM launches of a module's m kernels; what the "
+    "others would take is not known: they are for other models, sizes or GPUs"
+)
+_UNKNOWN = "shared + ?: no launch was seen, so the static part alone was held against the limit"
 
 
 def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
@@ -20,6 +25,8 @@ def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
     widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
     for line in [header, *body]:
         yield "  " + "  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip()
+    for text in shared_notes(shown):
+        yield f"  {text}"
     for row in shown:
         if row.verdict in FAULTS:
             yield from _explained(row)
@@ -40,9 +47,20 @@ def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
 
 
 def shared_text(made: Sequence[Variant]) -> str:
-    """Most shared memory of a block; '512 + ?' where only the static part is known."""
-    most = max(v.shared_static + max(v.shared_dynamic, 0) for v in made)
-    return f"{most:,}" + (" + ?" if any(v.shared_dynamic < 0 for v in made) else "")
+    """Most shared memory of a block: '512'; '512 (2 of 9)' of those that are launched; '512 + ?' where
+    no launch was seen and only the static part is known."""
+    known = [v for v in made if v.shared_dynamic >= 0]
+    most = max(v.shared_static + max(v.shared_dynamic, 0) for v in known or made)
+    if len(known) == len(made):
+        return f"{most:,}"
+    return f"{most:,} ({len(known)} of {len(made)})" if known else f"{most:,} + ?"
+
+
+def shared_notes(rows: Sequence[Row]) -> list[str]:
+    """What shared_text leaves open in these rows, and why."""
+    texts = [shared_text(row.variants) for row in rows if row.variants]
+    notes = [_PARTLY] if any(text.endswith(")") for text in texts) else []
+    return notes + ([_UNKNOWN] if any(text.endswith("?") for text in texts) else [])
 
 
 def short_name(kernel: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from sm121.files import sha256_text
 from sm121.jit.discover import Kernel, discover
 from sm121.jit.drive import Bench, Mode, Told, run_recipes
+from sm121.jit.last import Source
 from sm121.jit.readings import over_limits, read_failure
 from sm121.jit.recipes import Recipe, Recipes
 from sm121.jit.report import FAULTS, FirstStart, Meaning, Note, Report, Row, Variant
@@ -45,8 +46,8 @@ class Fault:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What is verified. inputs: identities of tree, environment and options, by name; faults: of
-    the environment; only: these recipes (None: all); patched_tree: git's id of the stack's own tree,
-    '' for another."""
+    the environment; only: these recipes (None: all); source: the stack's own, None for another tree
+    or environment."""
 
     stack: str
     target: str
@@ -58,7 +59,7 @@ class Job:
     faults: Sequence[Fault] = ()
     notes: Sequence[Note] = ()
     only: Sequence[str] | None = None
-    patched_tree: str = ""
+    source: Source | None = None
 
 
 def verify(job: Job, progress: Callable[[str], None]) -> Report:

@@ -10,7 +10,7 @@ from packaging.utils import parse_wheel_filename
 
 from sm121.context import Context, Results
 from sm121.files import HashMemory
-from sm121.jit.first_start import first_start_file, read_first_start
+from sm121.jit.last import last_file, read_last
 from sm121.jitcache.stage import left_to_compile
 from sm121.lock.pylock import lock_path
 from sm121.patches.series import load_series
@@ -93,17 +93,16 @@ def patch_entries(context: Context, results: Results) -> tuple[PatchEntry, ...]:
 
 def first_start(context: Context, results: Results) -> tuple[FirstStartEntry, ...] | None:
     """What verify-jit said, but for what this wheelhouse's JIT cache holds."""
-    path = first_start_file(context.layout.build, context.stack_name)
-    families = read_first_start(path, patched_tree=str(results["patch"].get("tree", "")))
-    if families is None:
+    last = read_last(last_file(context.layout.build, context.stack_name))
+    if last is None or last.source.tree != results["patch"].get("tree") or last.first_start is None:
         return None
     return tuple(
         FirstStartEntry(
-            family=one["family"], kernels=one["kernels"], compilations=one["compilations"],
-            seconds=one["seconds"], kept_in=one["cache"],
+            family=one.family, kernels=one.kernels, compilations=one.compilations,
+            seconds=one.seconds, kept_in=one.cache,
         )
-        for one in families
-        if not (one["shipped"] and "jit-cache" in results)
+        for one in last.first_start
+        if not (one.shipped and "jit-cache" in results)
     )  # fmt: skip
 
 

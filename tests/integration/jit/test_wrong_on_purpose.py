@@ -1,4 +1,4 @@
-"""Five things made wrong on purpose, each with real compilers: caught, and read rightly.
+"""Seven things made wrong on purpose, each with real compilers: caught, and read rightly.
 
 On demand, since each takes a minute or more and the first run makes an environment of 8 GB:
 
@@ -41,6 +41,13 @@ def linked(folder: Path, into: Path) -> Path:
     """A copy that shares its files: what is changed must be replaced, not written into."""
     shutil.copytree(folder, into, symlinks=True, copy_function=os.link)
     return into
+
+
+def replaced(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.unlink()
+    file.write_text(text.replace(old, new))
 
 
 def verified(
@@ -129,11 +136,10 @@ def test_plain_sm_121_where_the_a_is_needed(bench: Path, root: Path, tmp_path: P
 
 def test_a_kernel_over_the_shared_memory_limit(bench: Path, root: Path, tmp_path: Path) -> None:
     tree = linked(bench / "tree", tmp_path / "tree")
-    file = tree / "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
-    text = file.read_text()
-    assert '"num_stages": 2,' in text
-    file.unlink()
-    file.write_text(text.replace('"num_stages": 2,', '"num_stages": 8,'))
+    replaced(
+        tree / "vllm/model_executor/layers/quantization/utils/fp8_utils.py",
+        '"num_stages": 2,', '"num_stages": 8,',
+    )  # fmt: skip
     code, report = verified(
         root, tmp_path / "build", "--only", "fp8_linear_fallback", tree=tree, env=bench / "env"
     )
@@ -141,3 +147,39 @@ def test_a_kernel_over_the_shared_memory_limit(bench: Path, root: Path, tmp_path
     assert code == 1
     assert over["kernel"].endswith(":_w8a8_triton_block_scaled_mm")
     assert "bytes of shared memory per block; the GPU has 101,376" in over["message"]
+
+
+def test_tilelangs_dynamic_shared_memory_over_the_limit(
+    bench: Path, root: Path, tmp_path: Path
+) -> None:
+    """Its cubin says nothing of it: static shared memory is 0."""
+    tree = linked(bench / "tree", tmp_path / "tree")
+    replaced(
+        tree / "vllm/model_executor/kernels/mhc/tilelang_kernels.py",
+        "T.Pipelined(n_h, num_stages=2)", "T.Pipelined(n_h, num_stages=14)",
+    )  # fmt: skip
+    code, report = verified(
+        root, tmp_path / "build", "--only", "mhc_ends", tree=tree, env=bench / "env"
+    )
+    (over,) = rows(report, "over-limit")
+    assert code == 1
+    assert over["kernel"].endswith(":hc_head_fuse_tilelang")
+    assert over["message"] == "115,200 bytes of shared memory per block; the GPU has 101,376"
+
+
+def test_flashinfers_dynamic_shared_memory_over_the_limit(
+    bench: Path, root: Path, tmp_path: Path
+) -> None:
+    """Only the module's host code knows it, and what it launches decides: other kernels of the same
+    source are no fault."""
+    env = linked(bench / "env", tmp_path / "env")
+    (source,) = env.glob("lib/python3*/site-packages/flashinfer/data/csrc/*_decode_dsv4.cu")
+    replaced(source, "2 * HPB * (DSV4_BI + 16);", "2 * HPB * (DSV4_BI + 16) + 16384;")
+    code, report = verified(
+        root, tmp_path / "build", "--only", "sparse_mla_sm120", tree=bench / "tree", env=env
+    )
+    (over,) = rows(report, "over-limit")
+    assert code == 1
+    assert over["kernel"].endswith(":trtllm_batch_decode_sparse_mla_dsv4")
+    # 90,800 + 16,384 dynamic, 2,048 static
+    assert over["message"] == "109,232 bytes of shared memory per block; the GPU has 101,376"

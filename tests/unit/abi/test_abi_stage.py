@@ -10,10 +10,14 @@ from sm121.abi.stage import VerifyStage
 from sm121.context import Context, Options
 from sm121.errors import AbiFault
 from sm121.files import HashMemory
+from sm121.jit.last import Source, keep_last, last_file
+from sm121.jit.report import Report as JitReport
+from sm121.jit.report import Row, Variant
 from sm121.layout import Layout
 from sm121.pins.load import load_stack
 from sm121.pipeline import run_stages
 from support.environments import listed, manifest_text
+from support.stacks import COMMIT
 
 NAME = "vllm-0.26.0+sm121.smoke.1-cp311-abi3-linux_aarch64.whl"
 GOOD = elf([Sym(name="PyModule_Create2")], needed=["libc.so.6"])
@@ -96,6 +100,31 @@ def test_runs_once_and_again_when_the_wheelhouse_or_a_report_changed(context, fi
     assert page.is_file()
     finish(elf([Sym(name="PyModule_Create2"), Sym(name="Py_IncRef")], needed=["libc.so.6"]))
     assert "verify      wheelhouse changed" in screen.text
+
+
+def test_the_page_says_what_verify_jit_found_of_this_source(context, finish, screen):
+    finish()
+    page = VerifyStage().report(context, "html")
+    assert "verify-jit was not run here" in page.read_text()
+    made = Variant(
+        variant={}, mode="triton", target="sm_121a", registers=40, threads=128, shared_static=0,
+        shared_dynamic=0, stack=0, spills=0, seconds=1.0,
+    )  # fmt: skip
+    row = Row(
+        family="triton", kernel="vllm.ops:norm", where="", verdict="compiled", variants=(made,)
+    )
+    report = JitReport(result="pass", stack="", target="sm_121a", tree="", versions={}, rows=(row,))
+    file = last_file(context.layout.build, context.stack_name)
+    keep_last(report, file, source=Source(commit="e" * 40, tree=""))
+    finish()
+    assert "was not run for this source" in page.read_text()
+    keep_last(report, file, source=Source(commit=COMMIT, tree=""))
+    finish()
+    assert "verify      what verify-jit found changed" in screen.text
+    assert "1 kernels compile for sm_121a" in page.read_text()
+    assert "<td><code>ops:norm</code></td>" in page.read_text()
+    _, ran = run_stages(context, [House(), VerifyStage()], dry_run=True)
+    assert not ran
 
 
 def test_faults_stop_the_build_and_name_the_report(context, finish, screen):

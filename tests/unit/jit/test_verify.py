@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from sm121.jit import verify as module
 from sm121.jit.drive import Told
-from sm121.jit.first_start import keep_first_start, read_first_start
-from sm121.jit.page import to_html
+from sm121.jit.last import Source, keep_last, read_last
+from sm121.jit.page import in_verify_abi, section, to_html
 from sm121.jit.recipes import Recipes, load_recipes
 from sm121.jit.report import SCHEMA_FILE, Report, Row, schema_text, to_json
 from sm121.jit.table import render_table
@@ -124,16 +126,20 @@ def test_a_recipe_that_fails_after_its_kernels_is_shown(
         ({"shared": 49152}, "110,592 bytes of shared memory"),
         ({"registers": 168, "threads": 512}, "512 threads of 168 registers"),
         ({"threads": 2048, "registers": 16}, "2048 threads per block"),
+        ({"launch": {"threads": 128, "dynamic_shared": 101377 - 1024}}, "101,377 bytes of shared"),
+        ({"launch": {"threads": 1024, "dynamic_shared": 0}, "registers": 72}, "1024 threads of 72"),
     ],
 )
 def test_a_kernel_that_compiles_and_cannot_launch_is_a_fault(
-    tmp_path: Path, monkeypatch, real: Recipes, change: dict[str, int], said: str
+    tmp_path: Path, monkeypatch, real: Recipes, change: dict[str, Any], said: str
 ) -> None:
     told = all_told()
     one = record(
         "vllm.models.net.model:norm", "triton", dynamic_shared=61440 if "shared" in change else 0
     )
-    one["codes"][0].update(change)
+    if "launch" in change:  # of this kernel of the cubin alone
+        one["launches"] = {"k": change["launch"]}
+    one["codes"][0].update({name: v for name, v in change.items() if name != "launch"})
     told["triton", "triton_one"] = Told(records=[one])
     report = judged(tmp_path, monkeypatch, make_recipes(real), told)
     norm = row(report, ":norm")
@@ -233,11 +239,92 @@ def test_what_a_node_still_compiles_is_kept_for_the_manifest(
     tmp_path: Path, monkeypatch, real: Recipes
 ) -> None:
     passed = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
-    file = tmp_path / "build/first-start.json"
-    keep_first_start(passed, file, patched_tree="abc")
-    families = read_first_start(file, patched_tree="abc")
-    assert families
-    assert {one["family"] for one in families if one["shipped"]} == {"flashinfer"}
-    assert read_first_start(file, patched_tree="other") is None
-    keep_first_start(replace(passed, result="fail"), file, patched_tree="abc")
-    assert read_first_start(file, patched_tree="abc") is None
+    file, source = tmp_path / "build/last.json", Source(commit="abc", tree="def")
+    assert read_last(file) is None
+    keep_last(passed, file, source=source)
+    last = read_last(file)
+    assert last
+    assert (last.source, last.report) == (source, passed)
+    assert last.first_start
+    assert {one.family for one in last.first_start if one.shipped} == {"flashinfer"}
+    keep_last(replace(passed, result="fail"), file, source=source)
+    failed = read_last(file)
+    assert failed
+    assert failed.first_start is None
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    assert read_last(file) is None
+
+
+def test_the_page_of_verify_abi_has_the_same_tables(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    told = all_told()
+    told["cutedsl", "cutedsl_one"] = Told(error="<b>LLVM ERROR</b>")
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    keep_last(report, tmp_path / "last.json", source=Source(commit="a" * 40, tree="t"))
+    last = read_last(tmp_path / "last.json")
+    shown = in_verify_abi(last, commit="a" * 40)
+    assert section(report, heading="h3") in shown
+    assert section(report).replace("h2>", "h3>") == section(report, heading="h3")
+    assert "<strong class=fail>FAIL</strong> 1 fault found" in shown
+    assert "&lt;b&gt;LLVM ERROR" in shown
+    assert "<b>" not in shown
+
+
+def test_a_source_that_was_not_verified_is_named_with_the_command(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    report = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
+    keep_last(report, tmp_path / "last.json", source=Source(commit="a" * 40, tree="t"))
+    last = read_last(tmp_path / "last.json")
+    for found, commit, said in (
+        (None, "b" * 40, "verify-jit was not run here"),
+        (last, "b" * 40, f"not run for this source (patched commit {'b' * 12})"),
+        (last, "", "verify-jit was not run for this source; its last run"),
+    ):
+        shown = in_verify_abi(found, commit=commit)
+        assert said in shown
+        assert "nox -s verify-jit" in shown
+        assert "<table" not in shown
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "text", "why"),
+    [
+        ((64, 32), "1,088", None),
+        ((64, -1), "1,088 (1 of 2)", "shared (n of m): "),
+        ((-1, -1), "4,096 + ?", "shared + ?: "),
+    ],
+)
+def test_what_was_not_seen_launched_is_no_number(
+    tmp_path: Path, monkeypatch, real: Recipes, dynamic: tuple[int, int], text: str, why: str | None
+) -> None:
+    """A kernel that nothing launches has no say in the most that one takes."""
+    code = {"sm": 121, "registers": 40, "threads": 128, "stack": 0}
+    told = {
+        key: Told(records=[{**one, "dynamic_shared": 0} for one in some.records])
+        for key, some in all_told().items()
+    }
+    told["flashinfer", "flashinfer_one"] = Told(
+        records=[
+            record(
+                "flashinfer.mla:decode", "flashinfer",
+                codes=[
+                    {**code, "name": "one", "shared": 1024},
+                    {**code, "name": "two", "shared": 1024 if dynamic[1] >= 0 else 4096},
+                ],
+                launches={
+                    name: {"threads": 128, "dynamic_shared": size}
+                    for name, size in zip(("one", "two"), dynamic, strict=True)
+                    if size >= 0
+                },
+            )
+        ]
+    )  # fmt: skip
+    report = judged(tmp_path, monkeypatch, make_recipes(real), told)
+    lines = list(render_table(report))
+    assert any("decode" in line and f"  {text}  " in line for line in lines)
+    noted = [line.strip() for line in lines if line.strip().startswith("shared ")]
+    assert [note.startswith(why or "") for note in noted] == [True] * (why is not None)
+    assert f"<td class=num>{text}</td>" in to_html(report)
+    assert all(f"<p class=dim>{escape(note)}</p>" in to_html(report) for note in noted)

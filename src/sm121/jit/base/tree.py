@@ -21,6 +21,7 @@ from sm121.jit.recipes import load_recipes
 from sm121.lock.pylock import LockedFile
 from sm121.source.stage import REPOSITORY
 from sm121.toolkit.machine import host_machine
+from sm121.toolkit.stage import host_interpreter
 from sm121.toolkit.unpack import unpack
 
 # Host libraries of JIT families: their own code makes the kernels' source.
@@ -51,11 +52,7 @@ class JitTreeStage:
         from sm121.gitrepo import Repository
 
         recipes = load_recipes(context.layout.pins, context.stack_name)
-        file = release_wheel(context)
-        wheel = fetch_locked(
-            [file], target=context.runtime, cache=Cache(context.layout.cache, context.memory),
-            offline=context.options.offline, ui=context.ui,
-        )[file.sha256]  # fmt: skip
+        wheel = fetch_release(context)
         with fresh_directory(self.folder(context)) as fresh:
             repository = Repository(context.layout.source / REPOSITORY)
             repository.export(str(results["patch"]["commit"]), fresh / "whole")
@@ -81,6 +78,19 @@ def release_wheel(context: Context) -> LockedFile:
         distribution="vllm", version=context.stack.vllm.version, filename=pinned.filename,
         sha256=pinned.sha256, size=0,
     )  # fmt: skip
+
+
+def fetch_release(context: Context) -> Path:
+    """That wheel, in the cache. The index is asked as this machine, not as the stack's target.
+
+    Raises what release_wheel and fetch_locked raise.
+    """
+    file = release_wheel(context)
+    _, host = host_interpreter(context)
+    return fetch_locked(
+        [file], target=host, cache=Cache(context.layout.cache, context.memory),
+        offline=context.options.offline, ui=context.ui,
+    )[file.sha256]  # fmt: skip
 
 
 def add_release(wheel: Path, tree: Path, folders: tuple[str, ...]) -> int:

@@ -81,6 +81,7 @@ class Shapes:
     num_experts_per_tok: int
     moe_intermediate_size: int
     swiglu_limit: float
+    vocab_size: int
     tensor_parallel: list[int]
     k: int
     pages: list[int]

@@ -4,7 +4,9 @@ Every catcher replaces the one function of its family that compiles and launches
 that function does as far as the cubin, gives a record to `report` and launches nothing.
 
 A record: family, kernel ("module:name"), variant (what distinguishes it: constexprs, warps),
-seconds, and either cubin (path), ptxas (what the assembler said; may be empty) or error.
+seconds, and either cubin (path), ptxas (what the assembler said; may be empty) or error. What a
+launch asks for: threads and dynamic_shared (bytes per block), or launches, which has both for each
+of the cubin's kernels that is launched, by its name there.
 """
 
 from __future__ import annotations
@@ -197,14 +199,30 @@ def catch_tilelang(report: Report, outputs: Outputs) -> None:
             return None
         current.clear()
         with recorded(report, record):
-            self.compile(*args, **kwargs)
+            made = self.compile(*args, **kwargs)
             if "cubin" not in current:
                 raise RuntimeError("TileLang compiled and nvcc was not run")
             record.update(current)
+            record["launches"] = dict(
+                map(_tilelang_launch, made.artifact.device_mod.functions.values())
+            )
         self._kernel_cache[key] = None
         return None
 
     JITImpl.__call__ = call
+
+
+def _tilelang_launch(function: Any) -> tuple[str, dict[str, int]]:
+    """A lowered device function's name and what its host code launches it with. Its grid may depend
+    on arguments; its block does not."""
+    attributes = function.attrs
+    threads = 1
+    for tag, extent in attributes["thread_extent"].items():
+        threads *= int(extent) if "threadIdx" in str(tag) else 1
+    # The host code passes a size only for this tag (tir's LowerDeviceKernelLaunch).
+    asks = "tir.use_dyn_shared_memory" in map(str, attributes["tir.kernel_launch_params"])
+    shared = int(attributes["dyn_shared_memory_buf"]) if asks else 0
+    return str(attributes["global_symbol"]), {"threads": threads, "dynamic_shared": shared}
 
 
 def catch_deepgemm(report: Report, outputs: Outputs, folder: Path) -> None:

@@ -1,14 +1,17 @@
-"""FlashInfer's JIT modules: its own ninja file says how, nvcc makes a cubin of each source.
+"""FlashInfer's JIT modules: its own ninja file says how, nvcc compiles each source.
 
-What a node would do at the first call, without the link: the object files' device code is the
-same, and the cubin alone says what was asked.
+What a node does at the first call: the cubin of each object file is kept and read, the objects are
+linked, and the module's own host code is run with the driver stood in (launches.py), since only
+that knows with how much shared memory it launches.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -16,15 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Of nvcc's command line: what belongs to the object file.
-_OUTPUTS = ("-o", "--dependency-output", "-MF", "-MT")
-_DROPPED = ("-c", "--generate-dependencies-with-compile", "-MD", "-MMD")
-
 
 def compile_module(
-    module: dict[str, Any], kernel: str, report: Callable[[dict[str, Any]], None], outputs: Any
+    name: str,
+    module: dict[str, Any],
+    shapes: Any,
+    report: Callable[[dict[str, Any]], None],
+    outputs: Any,
 ) -> None:
-    """Compile one module's CUDA sources; a record for each."""
+    """Compile one module's CUDA sources and see what vLLM launches of it; a record for each source.
+
+    Raises RuntimeError if there is nothing to compile, if the objects can't be linked, or if
+    nothing is launched; what the launch code raises. The records are reported all the same.
+    """
     spec = _spec(module)
     spec.write_ninja()
     ninja = Path(spec.ninja_path)
@@ -35,8 +42,23 @@ def compile_module(
     lines = [line for line in listed.stdout.splitlines() if re.search(r"\.cu\b", line)]
     if not lines:
         raise RuntimeError(f"{ninja} compiles no CUDA source")
-    for line in lines:
-        _compile(shlex.split(line), ninja.parent, kernel, report, outputs)
+    objects = [ninja.parent / f"{number}.o" for number in range(len(lines))]
+    records = [
+        _compile(shlex.split(line), made, module["kernel"], outputs)
+        for line, made in zip(lines, objects, strict=True)
+    ]
+    calls = importlib.import_module("calls_flashinfer").LAUNCHES.get(name)
+    try:
+        if calls and not any("error" in record for record in records):
+            library = ninja.parent / f"{spec.name}.so"
+            _link(objects, library)
+            launches = importlib.import_module("launches")
+            found = launches.launches_of(library, lambda: calls(shapes))
+            for record in records:
+                record["launches"] = found
+    finally:
+        for record in records:
+            report(record)
 
 
 def _spec(module: dict[str, Any]) -> Any:
@@ -51,38 +73,41 @@ def _spec(module: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(package), function)(**arguments)
 
 
-def _compile(
-    words: list[str],
-    folder: Path,
-    kernel: str,
-    report: Callable[[dict[str, Any]], None],
-    outputs: Any,
-) -> None:
+def _compile(words: list[str], made: Path, kernel: str, outputs: Any) -> dict[str, Any]:
+    """Run ninja's command as it is, but for the object's place; its intermediate files are kept
+    until the cubin was read."""
     source = next(word for word in words if word.endswith(".cu"))
-    cubin = folder / (Path(source).stem + ".cubin")
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word in _DROPPED:
-            skip = False
-        elif word in _OUTPUTS:
-            skip = True
-        else:
-            kept.append(word)
-    target = re.search(r"code=(sm_\w+)", " ".join(kept))
+    words[words.index("-o") + 1] = str(made)
+    kept = made.with_suffix("")
+    kept.mkdir()
+    target = re.search(r"code=(sm_\w+)", " ".join(words))
     record: dict[str, Any] = {
         "family": "flashinfer", "kernel": kernel, "variant": {"source": Path(source).name},
         "target": target[1] if target else "",
     }  # fmt: skip
     started = time.monotonic()
     done = subprocess.run(
-        [*kept, "-cubin", "-Xptxas=-v", "-o", str(cubin)], cwd=folder, check=False,
+        [*words, "-Xptxas=-v", "--keep", "--keep-dir", str(kept)], cwd=made.parent, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     )  # fmt: skip
     record["seconds"] = round(time.monotonic() - started, 3)
     record["ptxas"] = done.stdout
+    cubins = list(kept.glob("*.cubin"))
     if done.returncode:
         record["error"] = f"nvcc ended with status {done.returncode}\n{done.stdout}"
+    elif len(cubins) != 1:
+        record["error"] = f"nvcc kept {len(cubins)} cubins of one target\n{done.stdout}"
     else:
-        record["cubin"] = outputs.put(cubin.read_bytes(), ".cubin")
-    report(record)
+        record["cubin"] = outputs.put(cubins[0].read_bytes(), ".cubin")
+    shutil.rmtree(kept)
+    return record
+
+
+def _link(objects: list[Path], library: Path) -> None:
+    """Without the libraries of CUDA: what they have is found in the stand-ins when it is called."""
+    done = subprocess.run(
+        [os.environ.get("CXX", "c++"), "-shared", "-o", str(library), *map(str, objects)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{library.name} can't be linked\n{done.stdout}")

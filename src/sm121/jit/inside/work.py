@@ -89,8 +89,8 @@ def main(job_file: str) -> int:
         if job["mode"] == "flashinfer":
             modules = importlib.import_module("modules")
             run = {
-                name: lambda shapes, module=module: modules.compile_module(
-                    module, module["kernel"], report, outputs
+                name: lambda shapes, name=name, module=module: modules.compile_module(
+                    name, module, shapes, report, outputs
                 )
                 for name, module in job["modules"].items()
             }
