@@ -68,6 +68,7 @@ def how_run(report: Report) -> str:
     if ran is None:
         return ""
     good = sum(row.result == "pass" for row in ran.imports)
+    left = sum(row.result == "not run" for row in ran.imports)
     driver = {
         "stub": "a stub in place of the GPU's driver", "real": "this machine's driver",
         "none": "no GPU driver",
@@ -76,7 +77,7 @@ def how_run(report: Report) -> str:
     bare = f"; without running {', '.join(ran.bare)}/__init__.py" if ran.bare else ""
     return (
         f"{ran.how} CPython {ran.python} imported {good} of {len(ran.imports)} {place}, with "
-        f"{driver}{bare} ({human_seconds(ran.seconds)})"
+        f"{driver}{bare}{f'; {left} could not be run' if left else ''} ({human_seconds(ran.seconds)})"
     )
 
 
