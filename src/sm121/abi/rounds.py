@@ -57,7 +57,7 @@ def import_all(
     excused = [one for one, why in excuses.items() if why]
     opened = only_open(excused) if excused else {}
     opened |= _preloaded(opened, excused, policy, site, only_open)
-    libraries = driver_libraries(policy)
+    libraries = driver_libraries(policy, driver)
     rows |= {
         one.name: _excused(rows[one.name], opened[one.name], excuses[one], libraries)
         for one in excused
@@ -65,9 +65,11 @@ def import_all(
     return rows
 
 
-def driver_libraries(policy: Policy) -> frozenset[str]:
-    """Names of the libraries that come with the GPU's driver."""
-    return frozenset({LIBCUDA, *(one.name for one in policy.system if one.driver)})
+def driver_libraries(policy: Policy, driver: Driver) -> frozenset[str]:
+    """Names of the libraries that come with the GPU's driver and may not be here. libcuda is, where
+    there is a driver or its stub."""
+    cuda = {LIBCUDA} if driver == "none" else set()
+    return frozenset({*cuda, *(one.name for one in policy.system if one.driver)})
 
 
 def _again(
@@ -113,13 +115,11 @@ def _excuse(row: ImportRow, one: Extension, policy: Policy, driver: Driver) -> s
     """Why a failed import is not the module's fault, '' if that is not known."""
     if row.result != "fail":
         return ""
-    if library := _lacks(row, driver_libraries(policy)):
+    if library := _lacks(row, driver_libraries(policy, driver)):
         # A machine may have the driver and not this part of it (a container without `video`).
         place = "which this machine's lacks" if driver == "real" else "which is not here"
-        stub = ", nor a stub for it (`nox -s build` makes one)"
-        return f"needs {library} of the GPU's driver, {place}" + (
-            stub if library == LIBCUDA and driver == "none" else ""
-        )
+        stub = ", nor a stub for it (`nox -s build` makes one)" if library == LIBCUDA else ""
+        return f"needs {library} of the GPU's driver, {place}{stub}"
     for rule in policy.imports:
         if matches(one.file, rule.files) and rule.error in row.text:
             return rule.why

@@ -50,8 +50,12 @@ def _lines(report: Report) -> Iterator[str]:
         yield "no fault, each for a reason:"
         yield from _notes(notes)
     yield from _ran(report)
+    reasons: dict[str, list[str]] = defaultdict(list)
     for one in report.not_run:
-        yield f"not run: {one.check}: {one.reason}"
+        reasons[one.reason].append(one.check)
+    for reason, checks in reasons.items():
+        more = f" and {len(checks) - 2} more" if len(checks) > 2 else ""
+        yield f"not run: {', '.join(checks[:2])}{more}: {reason}"
     yield from _faults(report)
 
 

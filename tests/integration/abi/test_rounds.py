@@ -6,7 +6,6 @@ Good ones of each kind are what real packages do; their names are in the tests.
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 from make import context, wheel, write_wheel
@@ -253,15 +252,22 @@ class TestDriver:
         assert library in fault.text
 
     @pytest.mark.parametrize(
-        ("driver", "says"), [("none", "nor a stub for it"), ("real", "which this machine's lacks")]
-    )
-    def test_which_driver_there_is(self, tmp_path, build, driver, says):
-        files = {"pkg/__init__.py": self.init("libcuda.so.1"), "pkg/codec.abi3.so": build("_codec")}
-        if Path(f"/usr/lib/{MACHINE}-linux-gnu/libcuda.so.1").exists():
-            pytest.fail("this machine has a driver: run this test where there is none")
-        rows, _, _ = imported(tmp_path, files, driver=driver)
+        ("library", "driver", "says"),
+        [("libcuda.so.1", "none", "nor a stub for it"), ("libnvcuvid.so.1", "real", "which this machine's lacks")],
+    )  # fmt: skip
+    def test_which_driver_there_is(self, tmp_path, build, library, driver, says):
+        files = {"pkg/__init__.py": self.init(library), "pkg/codec.abi3.so": build("_codec")}
+        rows, faults, _ = imported(tmp_path, files, driver=driver)
+        assert faults == []
         assert rows["pkg.codec"].result == "not run"
         assert says in rows["pkg.codec"].text
+
+    @pytest.mark.parametrize("driver", ["stub", "real"])
+    def test_libcuda_that_has_to_be_there(self, tmp_path, build, driver):
+        files = {"pkg/__init__.py": self.init("libcuda.so.1"), "pkg/codec.abi3.so": build("_codec")}
+        rows, (fault,), _ = imported(tmp_path, files, driver=driver)
+        assert rows["pkg.codec"].result == "fail"
+        assert "libcuda.so.1" in fault.text
 
 
 class TestUnimported:

@@ -11,7 +11,16 @@ from sm121.abi.demangle import demangle
 from sm121.abi.page import to_html
 from sm121.abi.policy import model
 from sm121.abi.policy.load import DEFAULT, load_policy
-from sm121.abi.report import KINDS, SCHEMA_FILE, ImportRow, Ran, from_json, schema_text, to_json
+from sm121.abi.report import (
+    KINDS,
+    SCHEMA_FILE,
+    ImportRow,
+    NotRun,
+    Ran,
+    from_json,
+    schema_text,
+    to_json,
+)
 from sm121.abi.table import _WORDS, bar, how_run, render_table
 from sm121.abi.verify import verify
 from sm121.errors import CheckFailed, PinsFault, UsageFault
@@ -262,3 +271,13 @@ def test_what_could_not_be_imported_is_shown_as_not_run(tmp_path):
     assert "<strong class=fail>FAIL</strong> died" in page
     jsonschema.validate(json.loads(to_json(report)), json.loads(SCHEMA_FILE.read_text()))
     assert from_json(to_json(report)) == report
+
+
+def test_not_run_for_one_reason_is_one_line(tmp_path):
+    report = run(tmp_path, wheelhouse(tmp_path / "wh"))
+    checks = [NotRun(check=f"import {n}", reason="no driver") for n in "abcd"]
+    more = dataclasses.replace(report, not_run=(*checks, NotRun(check="patches", reason="no git")))
+    lines = [line for line in render_table(more) if line.startswith("not run: ")]
+    assert lines == [
+        "not run: import a, import b and 2 more: no driver", "not run: patches: no git",
+    ]  # fmt: skip
