@@ -1,5 +1,7 @@
 """The dynamic part: the target's Python imports every extension, from the wheelhouse alone.
 
+What it does there is importer.py.
+
 The environment is made by unpacking wheels into an empty folder, so no interpreter is needed
 to make it and nothing of this machine is in it. Python runs isolated (`-I`: no PYTHON*
 variables, no user site, no current directory on the path), in an empty working directory, so
@@ -14,56 +16,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm121 import proc
+from sm121.abi import importer
 from sm121.abi.archive import Archive
-from sm121.abi.context import Context, finding
-from sm121.abi.report import Finding, NotRun
+from sm121.abi.modules import Extension
+from sm121.abi.report import ImportRow
 from sm121.abi.scan import installed_path
-from sm121.abi.symbols import is_extension_binary
 
-_SUFFIX = re.compile(r"\.(?:abi3|cpython-[\w-]+)?\.?so$")
-_MARK = "sm121-import "
+_SCRIPT = Path(importer.__file__)
 DIED = "the interpreter died"
-_SCRIPT = r"""
-import importlib, json, sys
-site, first, modules, operators, bare = json.loads(sys.argv[1])
-sys.path.insert(0, site)
-for name in bare:
-    package = sys.modules[name] = type(sys)(name)
-    package.__path__ = [site + "/" + name.replace(".", "/")]
-def say(name, problem):
-    print("sm121-import " + json.dumps([name, problem]), flush=True)
-for name in first:
-    print("sm121-import " + json.dumps([name, None]), flush=True)
-    try:
-        importlib.import_module(name)
-        say(name, "")
-    except BaseException as error:
-        say(name, f"{type(error).__name__}: {error}")
-for name in modules:
-    print("sm121-import " + json.dumps([name, None]), flush=True)
-    try:
-        module = importlib.import_module(name)
-        where = getattr(module, "__file__", None) or ""
-        say(name, "" if where.startswith(site) else f"came from {where or 'nowhere'}, not from the wheelhouse")
-    except BaseException as error:
-        say(name, f"{type(error).__name__}: {error}")
-for name in operators:
-    print("sm121-import " + json.dumps(["torch.ops." + name, None]), flush=True)
-    try:
-        import torch
-        space, _, op = name.partition(".")
-        getattr(getattr(torch.ops, space), op)
-        say("torch.ops." + name, "")
-    except BaseException as error:
-        say("torch.ops." + name, f"{type(error).__name__}: {error}")
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,75 +58,62 @@ def unpack_site(wheels: Sequence[Path], site: Path) -> None:
             archive.close()
 
 
-def extension_modules(context: Context) -> list[str]:
-    """Dotted names of the judged extension modules that the target's Python would load."""
-    names = []
-    for wheel in context.subjects:
-        for binary in wheel.binaries:
-            if is_extension_binary(binary) and context.for_interpreter(binary):
-                names.append(_SUFFIX.sub("", binary.path).replace("/", "."))
-    return sorted(names)
-
-
 def run_imports(
-    python: Python, site: Path, modules: Sequence[str], *, first: Sequence[str] = (),
-    operators: Sequence[str] = (), bare: Sequence[str] = (),
-) -> dict[str, str]:  # fmt: skip
-    """Module (or 'torch.ops.NAME') → '' if good, else what went wrong.
+    python: Python, site: Path, modules: Sequence[Extension] = (), *, first: Sequence[str] = (),
+    operators: Sequence[str] = (), bare: Sequence[tuple[str, str]] = (),
+    opens: Sequence[tuple[str, bool]] = (), files: Sequence[Extension] = (),
+) -> dict[str, ImportRow]:  # fmt: skip
+    """Module (or 'torch.ops.NAME', or a file of `opens` or of `first` that failed) → its row.
 
-    first: imported before all others (torch). bare: packages whose own __init__ is not run,
-    since what it imports is not in the set.
+    first: imported before all others (torch). bare: packages, with their folders, whose own
+    __init__ is not run, since what it imports is not in the set. opens: libraries that are opened
+    before, globally or not. files: only opened by the loader, and not imported.
     """
-    results: dict[str, str] = {}
-    left = list(modules)
-    pending = list(operators)
+    results: dict[str, ImportRow] = {}
+    left = {one.name: one for one in modules}
+    shut = {one.name: one for one in files}
+    pending = {f"torch.ops.{name}": name for name in operators}
+    asked = {*left, *shut, *pending}
     with tempfile.TemporaryDirectory(prefix="sm121-empty-") as empty:
-        while left or pending:
-            request = json.dumps([str(site), list(first), left, pending, list(bare)])
+        while left or shut or pending:
+            request = {
+                "site": str(site), "first": list(first), "bare": list(bare), "opens": list(opens),
+                "modules": [[one.name, one.file, one.inits] for one in left.values()],
+                "files": [[one.name, one.file] for one in shut.values()],
+                "operators": list(pending.values()),
+            }  # fmt: skip
             finished = proc.run(
-                [*python.command, "-I", "-c", _SCRIPT, request],
+                [*python.command, "-I", "-c", _SCRIPT.read_text("utf-8"), json.dumps(request)],
                 cwd=Path(empty), env=dict(python.environment), check=False,
             )  # fmt: skip
             current = ""
             before = len(results)
             for line in finished.output.splitlines():
-                if not line.startswith(_MARK):
+                if not line.startswith(importer.MARK):
                     continue
-                name, problem = json.loads(line.removeprefix(_MARK))
-                if problem is None:
+                name, state, text = json.loads(line.removeprefix(importer.MARK))
+                if state == "begin":
                     current = name
-                elif problem or name == current:
-                    results[name], current = problem, ""
+                    continue
+                current = ""
+                if state == "fail" or name in asked:
+                    results[name] = ImportRow(
+                        module=name, result="fail" if state == "fail" else "pass", text=text
+                    )
             if current:
-                results[current] = f"{DIED} (exit status {finished.returncode})"
-            if len(results) == before:
+                text = f"{DIED} (exit status {finished.returncode})"
+                results[current] = ImportRow(module=current, result="fail", text=text)
+            if len(results) == before or (current and current not in asked):
                 last = (finished.output.splitlines() or ["no output"])[-1]
-                results.update(dict.fromkeys(left, f"the interpreter did not start: {last}"))
+                why = f"{current} {DIED}" if current else f"the interpreter did not start: {last}"
+                for name in (*left, *shut, *pending):
+                    if name not in results:
+                        results[name] = ImportRow(module=name, result="fail", text=why)
                 break
-            left = [m for m in left if m not in results]
-            pending = [o for o in pending if f"torch.ops.{o}" not in results]
+            for known in (left, shut, pending):
+                for name in results.keys() & known.keys():
+                    del known[name]
     return results
-
-
-def check_imports(
-    context: Context, results: Mapping[str, str]
-) -> tuple[list[Finding], list[NotRun]]:
-    """Findings for failed imports; what was not run is said."""
-    out: list[Finding] = []
-    not_run: list[NotRun] = []
-    owners = {
-        _SUFFIX.sub("", b.path).replace("/", "."): (w, b.path)
-        for w in context.subjects
-        for b in w.binaries
-    }
-    for name, problem in results.items():
-        wheel, path = owners.get(name, (None, ""))
-        if problem:
-            out.append(finding("import", wheel, path, f"{name}: {problem}", names=[name]))
-    for name in extension_modules(context):
-        if name not in results:
-            not_run.append(NotRun(check=f"import {name}", reason="it was not asked for"))
-    return out, not_run
 
 
 def clean_environment(

@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
 
 from sm121.abi import cached
-from sm121.abi.context import Context, exemption, finding
-from sm121.abi.dynamic import DIED, check_imports, extension_modules, run_imports, unpack_site
+from sm121.abi.context import Context
+from sm121.abi.dynamic import unpack_site
 from sm121.abi.interpreter import Interpreter, full_version, has_driver
-from sm121.abi.report import Finding, ImportRow, NotRun, Ran, Report, to_json
+from sm121.abi.modules import Extension, extension_modules, import_roots
+from sm121.abi.report import Driver, NotRun, Ran, Report, to_json
+from sm121.abi.rounds import import_all
 from sm121.abi.scan import expand_tags
+from sm121.abi.verdicts import judge_imports
 from sm121.abi.verify import with_findings
 from sm121.files import HashMemory, sha256_text
 from sm121.lock.pylock import Target
 
-# How ld.so's own complaints read: those are faults in whichever wheel.
-_LOADER = ("undefined symbol", "cannot open shared object", "version `", "ELF", "wrong class")
 _OURS = "vllm"
-Driver = Literal["stub", "real", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,24 +85,18 @@ def _run(report: Report, stage: Stage) -> Report:
         site = stage.site or folder / "site"
         if stage.site is None:
             unpack_site((*stage.around, *stage.judged), site)
-        modules = extension_modules(context)
+        modules = extension_modules(context, import_roots(site))
         bare = [] if stage.complete else _parents(modules)
-        first = ["torch"] if (site / "torch").is_dir() else []
-        results = run_imports(
-            python, site, modules, operators=_operators(context), bare=bare, first=first
-        )
-        # qemu-user crashes now and then by itself; a fault of the module's own does it again.
-        died = [m for m in modules if DIED in results[m]]
-        if died and stage.interpreter.how == "emulated":
-            results |= run_imports(python, site, died, bare=bare, first=first)
-    problems, not_run = _judge(context, results, driver)
+        rows = import_all(
+            python, site, modules, context.policy, driver=driver, bare=bare,
+            emulated=stage.interpreter.how == "emulated", operators=_operators(context),
+            first=["torch"] if (site / "torch").is_dir() else [],
+        )  # fmt: skip
+    judged, problems, not_run = judge_imports(context, modules, rows)
     ran = Ran(
         how=stage.interpreter.how, python=version, driver=driver, complete=stage.complete,
-        bare=tuple(bare), seconds=round(time.monotonic() - started, 1),
-        imports=tuple(
-            ImportRow(module=name, result="fail" if problem else "pass", text=problem)
-            for name, problem in sorted(results.items())
-        ),
+        bare=tuple(name for name, _ in bare), seconds=round(time.monotonic() - started, 1),
+        imports=tuple(judged),
     )  # fmt: skip
     return dataclasses.replace(with_findings(report, problems, not_run), ran=ran)
 
@@ -126,14 +119,9 @@ def _driver(stage: Stage, folder: Path) -> tuple[Driver, list[Path]]:
     return "stub", [folder]
 
 
-def _parents(modules: Sequence[str]) -> list[str]:
-    """Packages of the modules, outer ones first."""
-    found = {
-        ".".join(parts[:n])
-        for parts in (name.split(".") for name in modules)
-        for n in range(1, len(parts))
-    }
-    return sorted(found)
+def _parents(modules: Sequence[Extension]) -> list[tuple[str, str]]:
+    """Packages of the modules and their folders, outer ones first."""
+    return sorted({parent for one in modules for parent in one.parents()})
 
 
 def _operators(context: Context) -> list[str]:
@@ -145,26 +133,3 @@ def _operators(context: Context) -> list[str]:
         if any(fnmatchcase(path, component.file) for path in paths)
         for operator in component.operators
     ]
-
-
-def _judge(
-    context: Context, results: dict[str, str], driver: Driver
-) -> tuple[list[Finding], list[NotRun]]:
-    """Every failed import of ours is a fault; of others, those that the loader refused."""
-    found, not_run = check_imports(context, results)
-    wheels = {wheel.filename: wheel for wheel in context.subjects}
-    out: list[Finding] = []
-    for one in found:
-        if driver == "none" and "libcuda.so.1" in one.text:
-            reason = "the GPU's driver is not here, nor a stub for it (`nox -s build` makes one)"
-            not_run.append(NotRun(check=f"import {one.names[0]}", reason=reason))
-            continue
-        wheel = wheels.get(one.wheel)
-        exempt = exemption(context.policy.optional, one.file, wheel) if wheel else None
-        foreign = wheel is not None and wheel.distribution != _OURS
-        if exempt or (foreign and not any(word in one.text for word in _LOADER)):
-            why = exempt.why if exempt else "it loaded; what it then missed may need the GPU"
-            out.append(finding("import", wheel, one.file, one.text, why=why, note=True))
-        else:
-            out.append(one)
-    return out, not_run

@@ -267,9 +267,10 @@ def _notes(report: Report) -> str:
 def _ran(report: Report) -> str:
     if report.ran is None:
         return ""
+    words = {"pass": "ok", "fail": "<strong class=fail>FAIL</strong>", "not run": "not run:"}
     rows = "".join(
         f'<tr class="{row.result}"><td><code>{escape(row.module)}</code></td><td>'
-        f"{'ok' if row.result == 'pass' else '<strong class=fail>FAIL</strong>'} {escape(row.text)}</td></tr>"
+        f"{words[row.result]} {escape(row.text)}</td></tr>"
         for row in report.ran.imports
     )
     table = f"<table><thead><tr><th>module</th><th>verdict</th></tr></thead><tbody>{rows}</tbody></table>"

@@ -23,6 +23,7 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 Passed = Literal["pass", "fail"]
+Driver = Literal["stub", "real", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +134,11 @@ class NotRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportRow:
-    """One module (or 'torch.ops.NAME') that was imported. text: what went wrong."""
+    """One module (or 'torch.ops.NAME') that was imported. text: what went wrong, why it was not
+    run, or how it was imported, if not by its own name."""
 
     module: str
-    result: Passed
+    result: Literal["pass", "fail", "not run"]
     text: str
 
 
@@ -151,7 +153,7 @@ class Ran:
 
     how: Literal["native", "emulated"]
     python: str
-    driver: Literal["stub", "real", "none"]
+    driver: Driver
     complete: bool
     bare: tuple[str, ...]
     seconds: float

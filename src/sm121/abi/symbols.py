@@ -177,6 +177,9 @@ class Resolver:
                             yield VersionGap(library=library, version=version, user=user)
 
 
+INIT = "PyInit_"
+
+
 def is_extension(one: Loaded) -> bool:
     """A Python extension module: opened by itself, whatever else needs it."""
     return is_extension_binary(one.binary)
@@ -184,7 +187,7 @@ def is_extension(one: Loaded) -> bool:
 
 def is_extension_binary(binary: Binary) -> bool:
     elf = binary.elf
-    return elf is not None and any(n.startswith("PyInit_") for n in elf.exports.plain)
+    return elf is not None and any(n.startswith(INIT) for n in elf.exports.plain)
 
 
 def _objects(closures: Iterable[Closure]) -> tuple[Loaded, ...]:

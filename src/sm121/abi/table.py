@@ -50,8 +50,12 @@ def _lines(report: Report) -> Iterator[str]:
         yield "no fault, each for a reason:"
         yield from _notes(notes)
     yield from _ran(report)
+    reasons: dict[str, list[str]] = defaultdict(list)
     for one in report.not_run:
-        yield f"not run: {one.check}: {one.reason}"
+        reasons[one.reason].append(one.check)
+    for reason, checks in reasons.items():
+        more = f" and {len(checks) - 2} more" if len(checks) > 2 else ""
+        yield f"not run: {', '.join(checks[:2])}{more}: {reason}"
     yield from _faults(report)
 
 
@@ -68,6 +72,7 @@ def how_run(report: Report) -> str:
     if ran is None:
         return ""
     good = sum(row.result == "pass" for row in ran.imports)
+    left = sum(row.result == "not run" for row in ran.imports)
     driver = {
         "stub": "a stub in place of the GPU's driver", "real": "this machine's driver",
         "none": "no GPU driver",
@@ -76,7 +81,7 @@ def how_run(report: Report) -> str:
     bare = f"; without running {', '.join(ran.bare)}/__init__.py" if ran.bare else ""
     return (
         f"{ran.how} CPython {ran.python} imported {good} of {len(ran.imports)} {place}, with "
-        f"{driver}{bare} ({human_seconds(ran.seconds)})"
+        f"{driver}{bare}{f'; {left} could not be run' if left else ''} ({human_seconds(ran.seconds)})"
     )
 
 

@@ -15,7 +15,6 @@ from packaging.utils import canonicalize_name
 
 from sm121 import proc
 from sm121.abi import patched
-from sm121.abi import report as abi
 from sm121.abi.proof import Job, prove
 from sm121.abi.stage import summary
 from sm121.context import Context
@@ -25,6 +24,7 @@ from sm121.lock.pylock import Target
 from sm121.target import checks
 from sm121.target.counterpart import counterpart
 from sm121.target.environment import Made, NotInstalled, install, site_of, unpack
+from sm121.target.extensions import extensions_row, not_imported, said
 from sm121.target.model import Machine, Report, Row, Verdict, why_no_environment
 from sm121.target.place import Place
 from sm121.target.steps import STEPS, Step
@@ -116,7 +116,9 @@ class Run:
     def _binaries(self, step: Step) -> Row:
         report = prove(dataclasses.replace(self.job, run=False))
         if report.result == "fail":
-            return _row(step, "static", "fail", _said(report.faults))
+            return _row(
+                step, "static", "fail", said(report.faults, "`nox -s verify-abi` lists all")
+            )
         text = summary(report).partition("; ")[0]
         return _row(step, "static", "pass", text)
 
@@ -177,20 +179,7 @@ class Run:
         assert made is not None
         python = place.interpreter(made.python)
         report = prove(dataclasses.replace(self.job, python=python, installed=made.env))
-        ran = report.ran
-        if ran is None:
-            why = "; ".join(n.reason for n in report.not_run if n.check.startswith("imports"))
-            return _not_run(step, why or "no import was run")
-        if not ran.imports:
-            return _not_run(step, "there is no extension module in it")
-        names = [row.module for row in ran.imports if row.result == "pass"]
-        facts = {row.module: row.text or row.result for row in ran.imports}
-        faults = [f for f in report.faults if f.kind == "import"]
-        if faults:
-            return _row(step, place.machine.how, "fail", _said(faults), facts)
-        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        bare = f" (without running {', '.join(ran.bare)}/__init__.py)" if ran.bare else ""
-        return _row(step, place.machine.how, "pass", f"imported: {listed}{bare}", facts)
+        return extensions_row(report, place.machine.how)
 
     def _check(self, step: Step) -> Row:
         place, made = self.place, self.made
@@ -323,6 +312,10 @@ def unproved(manifest: Manifest, place: Place | None, rows: Sequence[Row]) -> tu
         out.append(
             f"glibc {manifest.glibc}: this was {place.machine.system}, with glibc {place.glibc}"
         )
+    if left := not_imported(rows):
+        out.append(
+            f"extension modules that could not be imported here: {len(left)}, each in --json"
+        )
     if skipped := [row.step for row in rows if row.verdict == "not run"]:
         out.append(f"what was not run: {', '.join(skipped)}")
     return tuple(out)
@@ -333,12 +326,6 @@ def _only(filename: str, python: str) -> bool:
     tag = f"cp{python.replace('.', '')}"
     interpreter, abi_tag = filename.removesuffix(".whl").split("-")[-3:-1]
     return interpreter == tag and abi_tag == tag
-
-
-def _said(faults: Sequence[abi.Finding]) -> str:
-    first = [f"{f.file or f.wheel}: {f.text}".removeprefix(": ") for f in faults[:3]]
-    more = f" and {len(faults) - 3} more (`nox -s verify-abi` lists all)" if len(faults) > 3 else ""
-    return "; ".join(first) + more
 
 
 def _row(

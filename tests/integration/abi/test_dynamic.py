@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 from make import context, wheel, write_wheel
 
-from sm121.abi.dynamic import (
-    Python,
-    check_imports,
-    clean_environment,
-    extension_modules,
-    run_imports,
-    unpack_site,
-)
+from sm121.abi.dynamic import Python, clean_environment, run_imports, unpack_site
+from sm121.abi.modules import Extension, extension_modules
+from sm121.abi.report import ImportRow
 from sm121.abi.source import Malformed
+from sm121.abi.verdicts import judge_imports
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(300)]
 
@@ -28,6 +24,11 @@ static struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "%s", 0, -1, 0};
 extern int %s(int);
 PyMODINIT_FUNC PyInit_%s(void) { if (%s) return 0; return PyModule_Create(&d); }
 """
+
+
+def modules(*names):
+    """Modules that are Python files."""
+    return [Extension(name=name, file=f"{name.replace('.', '/')}.py") for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def native(tmp_path_factory):
         "pkg/broken.abi3.so": build("broken", "cutlass_moe_mm_sm100", "cutlass_moe_mm_sm100(0)"),
         "pkg/crash.py": b"import os; os.abort()\n",
         "pkg/raising.py": b"raise RuntimeError('no operator')\n",
+        "pkg/talking.py": b"print('no newline', end='')\n",
         "pkg/last.py": b"",
     }
 
@@ -58,13 +60,16 @@ def test_every_module_has_a_verdict(native, tmp_path):
     path = write_wheel(tmp_path, "pkg-1-cp311-abi3-linux_x86_64.whl", native)
     site = tmp_path / "site"
     unpack_site([path], site)
-    names = ["pkg.good", "pkg.broken", "pkg.crash", "pkg.raising", "pkg.last"]
-    found = run_imports(HERE, site, names)
-    assert set(found) == set(names)
-    assert (found["pkg.good"], found["pkg.last"]) == ("", "")
-    assert "undefined symbol: cutlass_moe_mm_sm100" in found["pkg.broken"]  # cases.md 5
-    assert "interpreter died" in found["pkg.crash"]
-    assert found["pkg.raising"] == "RuntimeError: no operator"
+    built = [Extension(name=f"pkg.{n}", file=f"pkg/{n}.abi3.so") for n in ("good", "broken")]
+    asked = [*built, *modules("pkg.crash", "pkg.raising", "pkg.talking", "pkg.last")]
+    found = run_imports(HERE, site, asked)
+    assert [one.name for one in asked] == list(found)
+    assert {n for n, row in found.items() if row.result == "pass"} == {
+        "pkg.good", "pkg.talking", "pkg.last",
+    }  # fmt: skip
+    assert "undefined symbol: cutlass_moe_mm_sm100" in found["pkg.broken"].text  # cases.md 5
+    assert "interpreter died" in found["pkg.crash"].text
+    assert found["pkg.raising"].text == "RuntimeError: no operator"
 
 
 def test_a_stale_folder_does_not_shadow_the_wheel(tmp_path, monkeypatch):  # cases.md 24
@@ -78,35 +83,45 @@ def test_a_stale_folder_does_not_shadow_the_wheel(tmp_path, monkeypatch):  # cas
     (stale / "__init__.py").write_text("raise RuntimeError('the stale one')")
     monkeypatch.chdir(stale.parent)
     monkeypatch.setenv("PYTHONPATH", str(stale.parent))
-    assert run_imports(HERE, site, ["vllm.x"]) == {"vllm.x": ""}
+    (row,) = run_imports(HERE, site, modules("vllm.x")).values()
+    assert row == ImportRow(module="vllm.x", result="pass", text="")
 
 
 def test_a_module_from_elsewhere_is_a_failure(tmp_path):
     (tmp_path / "site").mkdir()
-    found = run_imports(HERE, tmp_path / "site", ["json.decoder"])
-    assert "not from the wheelhouse" in found["json.decoder"]
+    (row,) = run_imports(HERE, tmp_path / "site", modules("json.decoder")).values()
+    assert row.result == "fail"
+    assert row.text.startswith("ImportError: came from ")
 
 
 def test_operators_and_first(tmp_path):
     site = tmp_path / "site"
     site.mkdir()
     (site / "torch.py").write_text("class ops:\n  class _C:\n    rms_norm = 1\n")
-    found = run_imports(HERE, site, [], first=["torch"], operators=["_C.rms_norm", "_C.gone"])
-    assert found["torch.ops._C.rms_norm"] == ""
-    assert "AttributeError" in found["torch.ops._C.gone"]
+    found = run_imports(HERE, site, first=["torch"], operators=["_C.rms_norm", "_C.gone"])
+    assert found["torch.ops._C.rms_norm"].result == "pass"
+    assert found["torch.ops._C.gone"].result == "fail"
+    assert "AttributeError" in found["torch.ops._C.gone"].text
 
 
 def test_no_interpreter_is_said(tmp_path):
     false = Python(command=("/bin/false",), environment={})
-    assert "did not start" in run_imports(false, tmp_path, ["a"])["a"]
+    (row,) = run_imports(false, tmp_path, modules("a")).values()
+    assert row.result == "fail"
+    assert "did not start" in row.text
 
 
 def test_findings(native):
     one = wheel("pkg-1-cp311-abi3-linux_aarch64.whl", native)
     ctx = context(one)
-    assert extension_modules(ctx) == ["pkg.broken", "pkg.good"]
-    found, not_run = check_imports(ctx, {"pkg.broken": "ImportError: x"})
-    assert [(f.kind, f.file) for f in found] == [("import", "pkg/broken.abi3.so")]
+    known = extension_modules(ctx)
+    assert [one.name for one in known] == ["pkg.broken", "pkg.good"]
+    row = ImportRow(module="pkg.broken", result="fail", text="ImportError: x")
+    rows, found, not_run = judge_imports(ctx, known, {"pkg.broken": row})
+    assert rows == [row]
+    assert [(f.kind, f.severity, f.file) for f in found] == [
+        ("import", "fault", "pkg/broken.abi3.so")
+    ]
     assert [n.check for n in not_run] == ["import pkg.good"]
 
 

@@ -7,11 +7,14 @@ import dataclasses
 import shutil
 
 import pytest
-from make import write_wheel
+from make import context, write_wheel
 
 from sm121.abi.dynamic import run_imports, unpack_site
+from sm121.abi.modules import Extension, extension_modules, import_roots
 from sm121.abi.policy.load import load_policy
 from sm121.abi.proof import Job, prove
+from sm121.abi.rounds import import_all
+from sm121.abi.scan import FactsCache, scan_wheels
 from sm121.files import HashMemory
 from sm121.lock.pylock import Target
 from sm121.pins.load import load_stack
@@ -75,18 +78,51 @@ def test_every_module_has_a_verdict(place, modules):
     wheel = write_wheel(folder, WHEEL, modules)
     site = folder / "site"
     unpack_site([wheel], site)
-    names = [f"vllm.{name}" for name in ("good", "driver", "broken", "failing", "crash", "last")]
+    asked = [
+        Extension(name=f"vllm.{name}", file=f"vllm/{name}.abi3.so")
+        for name in ("good", "driver", "broken", "failing", "crash", "last")
+    ]
     python = place.interpreter(place.python).command([place.driver])
-    found = run_imports(python, site, names, bare=["vllm"])
-    assert {n for n, problem in found.items() if not problem} == {
+    bare = [("vllm", "vllm")]
+    found = run_imports(python, site, asked, bare=bare)
+    assert {n for n, row in found.items() if row.result == "pass"} == {
         "vllm.good", "vllm.driver", "vllm.last",
     }  # fmt: skip
-    assert "undefined symbol: cutlass_moe_mm_sm100" in found["vllm.broken"]
-    assert "SystemError" in found["vllm.failing"]
-    assert "interpreter died" in found["vllm.crash"]
+    assert "undefined symbol: cutlass_moe_mm_sm100" in found["vllm.broken"].text
+    assert "SystemError" in found["vllm.failing"].text
+    assert "interpreter died" in found["vllm.crash"].text
     # Without the stub the loader says what is missing.
-    bare = place.interpreter(place.python).command()
-    assert "libcuda.so.1" in run_imports(bare, site, ["vllm.driver"], bare=["vllm"])["vllm.driver"]
+    python = place.interpreter(place.python).command()
+    (row,) = run_imports(python, site, asked[1:2], bare=bare).values()
+    assert "libcuda.so.1" in row.text
+
+
+def test_real_wheels_that_are_not_imported_by_name(place, indexed, layout):
+    """cv2 loads its file itself; PyNvVideoCodec wants a library of the driver's. Nothing else of
+    them fails, and nothing passes that was not run."""
+    versions = ("numpy==2.3.5", "opencv-python-headless==5.0.0.93", "pynvvideocodec==2.0.4")
+    wheels = [indexed(version, python=place.version) for version in versions]
+    site = place.driver.parent / "real"
+    unpack_site(wheels, site)
+    memory = HashMemory(layout.cache / "abi-test-hashes.json")
+    facts = scan_wheels(wheels[1:], cache=FactsCache(layout.cache), memory=memory)
+    policy = load_policy()
+    ctx = context(
+        *facts, policy=policy,
+        target=Target.make("linux-aarch64", python=place.version, glibc=place.glibc),
+    )  # fmt: skip
+    asked = extension_modules(ctx, import_roots(site))
+    python = place.interpreter(place.python).command([place.driver])
+    rows = import_all(python, site, asked, policy, driver="stub", emulated=True)
+    assert {name: row.result for name, row in rows.items()} == {
+        "cv2.cv2": "pass", "PyNvVideoCodec.PyNvVideoCodec_121": "not run",
+        "PyNvVideoCodec.PyNvVideoCodec_130": "not run", "PyNvVideoCodec.VersionCheck": "not run",
+    }  # fmt: skip
+    assert rows["cv2.cv2"].text == "loaded by its package, as cv2._native"
+    for name in ("121", "130"):
+        text = rows[f"PyNvVideoCodec.PyNvVideoCodec_{name}"].text
+        assert "needs libnvidia-encode.so.1 of the GPU's driver" in text
+        assert text.endswith("every symbol found")
 
 
 def test_a_program_that_starts_programs_and_no_network(place):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from sm121.__main__ import main
 from sm121.files import remove_tree
 from sm121.target.model import SCHEMA_FILE
 from support.environments import sums, wheelhouse
-from support.stacks import minimal, write_stack
 from support.wheelhouses import HERE, finish, uv_wheel
 from support.wheels import make_wheel
 
@@ -24,20 +22,6 @@ pytestmark = pytest.mark.timeout(300)
 
 # Stands in for a package that is only imported: it leaves a mark where it was imported from.
 IMPORTED = "import pathlib\npathlib.Path({mark!r}).touch()\n"
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "checkout"
-    write_stack(root / "pins", minimal())
-    (root / "pins/default").write_text("1.2.3\n")
-    (root / "patches/vllm/1.2.3").mkdir(parents=True)
-    (root / "pins/rules.toml").write_text(
-        (Path(__file__).parents[3] / "pins/rules.toml").read_text()
-    )
-    monkeypatch.chdir(root)
-    monkeypatch.setenv("SM121_PYTHON", sys.executable)
-    return root
 
 
 @pytest.fixture

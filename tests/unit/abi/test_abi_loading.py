@@ -126,6 +126,14 @@ def test_driver_symbols_need_libcuda_in_needed():
     assert rows[0].expected_in == "libcuda.so.1 (the driver)"
 
 
+def test_the_drivers_libraries_are_the_systems():
+    """libnvcuvid is no wheel's; but a name that is not the decoder's does not come from it."""
+    for symbol, open_ones in (("cuvidCreateDecoder", 0), ("NvEncodeAPICreateInstance", 1)):
+        one = extension(Sym(name=symbol), needed=("libnvcuvid.so.1", "libc.so.6"))
+        faults, _ = judged(wheel(VLLM, {"vllm/x.abi3.so": one}))
+        assert len(faults) == open_ones
+
+
 def test_a_missing_library_is_one_fault_not_a_hundred():
     ext = extension(Sym(name="a"), Sym(name="b"), needed=("libgone.so.1", "libc.so.6"))
     faults, rows = judged(wheel(VLLM, {"vllm/x.abi3.so": ext}))
@@ -227,4 +235,21 @@ def test_only_add_ons_for_other_torches_may_lack_symbols(torch: str, covered: bo
     """torch-c-dlpack-ext has one library per torch; core.py opens that of torch's own version."""
     path = f"torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch{torch}-cuda.so"
     found = [rule for rule in load_policy().optional if rule.covers(path, "torch-c-dlpack-ext", "0.1.5")]  # fmt: skip
+    assert bool(found) == covered
+
+
+@pytest.mark.parametrize(
+    ("name", "covered"),
+    [
+        ("core8", True),
+        ("custom_ops4", True),
+        ("heic", True),
+        ("pybind_ops", False),
+        ("image", False),
+    ],
+)
+def test_only_what_ffmpeg_or_libheif_is_for_may_lack_them(name: str, covered: bool) -> None:
+    """torchcodec opens the others whenever it is imported."""
+    path = f"torchcodec/libtorchcodec_{name}.so"
+    found = [rule for rule in load_policy().optional if rule.covers(path, "torchcodec", "0.17.0")]
     assert bool(found) == covered

@@ -11,8 +11,17 @@ from sm121.abi.demangle import demangle
 from sm121.abi.page import to_html
 from sm121.abi.policy import model
 from sm121.abi.policy.load import DEFAULT, load_policy
-from sm121.abi.report import KINDS, SCHEMA_FILE, from_json, schema_text, to_json
-from sm121.abi.table import _WORDS, bar, render_table
+from sm121.abi.report import (
+    KINDS,
+    SCHEMA_FILE,
+    ImportRow,
+    NotRun,
+    Ran,
+    from_json,
+    schema_text,
+    to_json,
+)
+from sm121.abi.table import _WORDS, bar, how_run, render_table
 from sm121.abi.verify import verify
 from sm121.errors import CheckFailed, PinsFault, UsageFault
 from sm121.rules.model import load_rules
@@ -239,3 +248,36 @@ def test_policy_exceptions_need_a_reason(tmp_path):
 )  # fmt: skip
 def test_demangle(name, readable):
     assert demangle(name) == readable
+
+
+def test_what_could_not_be_imported_is_shown_as_not_run(tmp_path):
+    imports = tuple(
+        ImportRow(module=name, result=result, text=text)
+        for name, result, text in (
+            ("a.x", "pass", ""), ("b.y", "not run", "needs <the driver>"), ("c.z", "fail", "died"),
+        )
+    )  # fmt: skip
+    ran = Ran(
+        how="emulated", python="3.11.2", driver="stub", complete=True, bare=(), seconds=1.0,
+        imports=imports,
+    )  # fmt: skip
+    report = dataclasses.replace(run(tmp_path, wheelhouse(tmp_path / "wh")), ran=ran)
+    assert "imported 1 of 3 from the wheels alone" in how_run(report)
+    assert "1 could not be run" in how_run(report)
+    (shown,) = [line for line in render_table(report) if "  imported: " in line]
+    assert shown == "  imported: a.x"
+    page = to_html(report)
+    assert "not run: needs &lt;the driver&gt;" in page
+    assert "<strong class=fail>FAIL</strong> died" in page
+    jsonschema.validate(json.loads(to_json(report)), json.loads(SCHEMA_FILE.read_text()))
+    assert from_json(to_json(report)) == report
+
+
+def test_not_run_for_one_reason_is_one_line(tmp_path):
+    report = run(tmp_path, wheelhouse(tmp_path / "wh"))
+    checks = [NotRun(check=f"import {n}", reason="no driver") for n in "abcd"]
+    more = dataclasses.replace(report, not_run=(*checks, NotRun(check="patches", reason="no git")))
+    lines = [line for line in render_table(more) if line.startswith("not run: ")]
+    assert lines == [
+        "not run: import a, import b and 2 more: no driver", "not run: patches: no git",
+    ]  # fmt: skip

@@ -33,11 +33,13 @@ class TargetPolicy(Model):
 class SystemLibrary(Model):
     """A library that the system or the driver provides and whose symbols are not listed.
 
-    symbols: prefixes of the names that come from it.
+    symbols: prefixes of the names that come from it. driver: it is the GPU driver's, so where there
+    is no GPU it is not there, and a module that needs it is not run.
     """
 
     name: str
     symbols: tuple[str, ...]
+    driver: bool = False
     why: Why
 
 
@@ -81,6 +83,15 @@ def compiled_here(version: str) -> bool:
     release's own binaries. The profile is in the version (compile.stage, wheel_version)."""
     local = version.partition("+")[2]
     return bool(local) and not local.startswith("sm121.overlay.")
+
+
+class Unimported(Model):
+    """Extension modules whose import may fail, if the failure says `error`. They are then 'not run',
+    and their files only opened."""
+
+    files: Annotated[tuple[Glob, ...], Field(min_length=1)]
+    error: Annotated[str, Field(min_length=10)]
+    why: Why
 
 
 class GpuExempt(Exempt):
@@ -159,6 +170,7 @@ class Policy(Model):
     system: tuple[SystemLibrary, ...] = ()
     preload: tuple[Preload, ...] = ()
     optional: tuple[Exempt, ...] = ()
+    imports: tuple[Unimported, ...] = ()
     paths: tuple[Exempt, ...] = ()
     machines: tuple[Exempt, ...] = ()
     tags: tuple[Exempt, ...] = ()

@@ -1,0 +1,141 @@
+"""Import every module: first as it stands; then, in a process of its own, what failed for a reason
+that is known.
+
+What policy says is opened before a module is opened only for one that lacks a symbol. A module that
+needs what is not here by right (the GPU's driver, or what policy says by `imports`) is no fault and
+no pass: it is 'not run', but its file is opened, so that a symbol it lacks is seen all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sm121.abi.context import matches
+from sm121.abi.dynamic import DIED, Python, run_imports
+from sm121.abi.modules import Extension
+from sm121.abi.policy.model import Policy
+from sm121.abi.report import Driver, ImportRow
+from sm121.abi.system import LIBCUDA
+
+_OPEN = "undefined symbol"
+# glibc's words for a library that is nowhere (elf/dl-load.c, open_path and _dl_map_object).
+_ABSENT = re.compile(r"(\S+): cannot open shared object file")
+Rows = dict[str, ImportRow]
+Opens = Sequence[tuple[str, bool]]
+Load = Callable[[Sequence[Extension], Opens], Rows]
+
+
+def import_all(
+    python: Python, site: Path, modules: Sequence[Extension], policy: Policy, *, driver: Driver,
+    emulated: bool = False, first: Sequence[str] = (), operators: Sequence[str] = (),
+    bare: Sequence[tuple[str, str]] = (),
+) -> Rows:  # fmt: skip
+    """A row for each module and operator. driver: which libcuda there is."""
+
+    def load(
+        these: Sequence[Extension], opens: Opens = (), *, operators: Sequence[str] = ()
+    ) -> Rows:
+        def once(those: Sequence[Extension]) -> Rows:
+            return run_imports(
+                python, site, those, first=first, bare=bare, opens=opens, operators=operators
+            )
+
+        return _again(once, these, everything=bool(operators)) if emulated else once(these)
+
+    def only_open(these: Sequence[Extension], opens: Opens = ()) -> Rows:
+        def once(those: Sequence[Extension]) -> Rows:
+            return run_imports(python, site, files=those, first=first, opens=opens)
+
+        return _again(once, these) if emulated else once(these)
+
+    rows = load(modules, operators=operators)
+    rows |= _preloaded(rows, modules, policy, site, load)
+    excuses = {one: _excuse(rows[one.name], one, policy, driver) for one in modules}
+    excused = [one for one, why in excuses.items() if why]
+    opened = only_open(excused) if excused else {}
+    opened |= _preloaded(opened, excused, policy, site, only_open)
+    libraries = driver_libraries(policy, driver)
+    rows |= {
+        one.name: _excused(rows[one.name], opened[one.name], excuses[one], libraries)
+        for one in excused
+    }
+    return rows
+
+
+def driver_libraries(policy: Policy, driver: Driver) -> frozenset[str]:
+    """Names of the libraries that come with the GPU's driver and may not be here. libcuda is, where
+    there is a driver or its stub."""
+    cuda = {LIBCUDA} if driver == "none" else set()
+    return frozenset({*cuda, *(one.name for one in policy.system if one.driver)})
+
+
+def _again(
+    once: Callable[[Sequence[Extension]], Rows], these: Sequence[Extension], *,
+    everything: bool = False,
+) -> Rows:  # fmt: skip
+    """qemu-user crashes now and then by itself; a fault of the module's own does it again.
+    everything: what comes after needs all that was imported before it, in one process (operators)."""
+    rows = once(these)
+    died = [one for one in these if DIED in rows[one.name].text]
+    return rows | once(these if everything else died) if died else rows
+
+
+def _preloaded(
+    rows: Rows, modules: Sequence[Extension], policy: Policy, site: Path, load: Load
+) -> Rows:
+    """New rows of those that lack a symbol, where policy says what their package opens before."""
+    out: Rows = {}
+    for rule in policy.preload:
+        waiting = [
+            one for one in modules
+            if rows[one.name].result == "fail" and _OPEN in rows[one.name].text
+            and matches(one.file, rule.for_files)
+        ]  # fmt: skip
+        if not waiting:
+            continue
+        opens = [(path, rule.scope == "global") for path in _found(site, rule.opens)]
+        out |= load(waiting, opens)
+        for name in (one.name for one in waiting):
+            told = f"{out[name].text}; " if out[name].text else ""
+            opened = ", ".join(path for path, _ in opens) or "nothing of what policy names"
+            text = f"{told}with {opened} opened before: {rule.why}"
+            out[name] = dataclasses.replace(out[name], text=text)
+    return out
+
+
+def _found(site: Path, globs: Sequence[str]) -> list[str]:
+    paths = (path.relative_to(site).as_posix() for path in site.rglob("*.so*"))
+    return sorted(path for path in paths if matches(path, globs))
+
+
+def _excuse(row: ImportRow, one: Extension, policy: Policy, driver: Driver) -> str:
+    """Why a failed import is not the module's fault, '' if that is not known."""
+    if row.result != "fail":
+        return ""
+    if library := _lacks(row, driver_libraries(policy, driver)):
+        # A machine may have the driver and not this part of it (a container without `video`).
+        place = "which this machine's lacks" if driver == "real" else "which is not here"
+        stub = ", nor a stub for it (`nox -s build` makes one)" if library == LIBCUDA else ""
+        return f"needs {library} of the GPU's driver, {place}{stub}"
+    for rule in policy.imports:
+        if matches(one.file, rule.files) and rule.error in row.text:
+            return rule.why
+    return ""
+
+
+def _lacks(row: ImportRow, libraries: frozenset[str]) -> str:
+    """The driver's library that was not found, '' if that is not what is wrong."""
+    return next((name for name in _ABSENT.findall(row.text) if name in libraries), "")
+
+
+def _excused(row: ImportRow, opened: ImportRow, why: str, libraries: frozenset[str]) -> ImportRow:
+    """Not run, if its file can be opened, or lacks what is the driver's; else it is at fault."""
+    if opened.result == "pass":
+        text = f"{why}; its file was opened, and every symbol found"
+        return dataclasses.replace(row, result="not run", text=text)
+    if _lacks(opened, libraries):
+        return dataclasses.replace(row, result="not run", text=f"{why}; nor can its file be opened")
+    return dataclasses.replace(row, text=f"its file can't be opened: {opened.text} ({why})")

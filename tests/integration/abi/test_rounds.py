@@ -1,0 +1,337 @@
+"""Modules that can't be imported as they lie there: each kind, good and damaged, natively.
+
+Good ones of each kind are what real packages do; their names are in the tests.
+"""
+
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+from make import context, wheel, write_wheel
+
+from sm121.abi.dynamic import Python, clean_environment, unpack_site
+from sm121.abi.modules import extension_modules, import_roots
+from sm121.abi.policy.load import load_policy
+from sm121.abi.rounds import import_all
+from sm121.abi.verdicts import judge_imports
+from sm121.lock.pylock import Target
+
+pytestmark = [pytest.mark.compiler, pytest.mark.timeout(300)]
+
+HERE = Python(command=(sys.executable,), environment=clean_environment())
+MACHINE = sysconfig.get_platform().removeprefix("linux-")
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+TARGET = Target.make(f"linux-{MACHINE}", python=PYTHON, glibc="2.36")
+WHEEL = f"pkg-1-cp311-abi3-linux_{MACHINE}.whl"
+C = """
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stdlib.h>
+static struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "%(init)s", 0, -1, 0};
+extern int %(function)s(int);
+static int (*volatile used)(int) = %(function)s;
+PyMODINIT_FUNC PyInit_%(init)s(void) { %(body)s return PyModule_Create(&d); }
+"""
+GONE = "cutlass_moe_mm_sm100"  # nobody has it
+
+
+@pytest.fixture
+def build(tmp_path):
+    """An extension module for this machine. function: a symbol that it needs. needs: a library
+    that it is linked to. Or a library without any init."""
+
+    def run(source, *flags):
+        count = len(list(tmp_path.glob("*.c")))
+        file, out = tmp_path / f"{count}.c", tmp_path / f"{count}.so"
+        file.write_text(source)
+        include = f"-I{sysconfig.get_path('include')}"
+        subprocess.run(["gcc", "-shared", "-fPIC", include, file, "-o", out, *flags], check=True)
+        return out
+
+    def extension(init, *, function="abs", body="", flags=()):
+        return run(C % {"init": init, "function": function, "body": body}, *flags).read_bytes()
+
+    extension.library = run
+    return extension
+
+
+def imported(tmp_path, files, *, driver="stub", name=WHEEL):
+    """Rows by module, findings that are faults, and what was not run, of a wheel of these files."""
+    one = wheel(name, files)
+    policy = load_policy()
+    ctx = context(one, policy=policy, target=TARGET)
+    site = tmp_path / "site"
+    unpack_site([write_wheel(tmp_path, name, files)], site)
+    modules = extension_modules(ctx, import_roots(site))
+    found = import_all(HERE, site, modules, policy, driver=driver)
+    rows, findings, not_run = judge_imports(ctx, modules, found)
+    faults = [f for f in findings if f.severity == "fault"]
+    return {row.module: row for row in rows}, faults, not_run
+
+
+class TestLoadedByItsPackage:
+    """cv2: its package imports the file as top-level `cv2`, and a second time is refused."""
+
+    INIT = """
+import importlib, os, sys
+here = os.path.dirname(__file__)
+sys.path.insert(0, here)
+package = sys.modules.pop("pkg")
+_native = importlib.import_module("pkg")
+sys.modules["pkg"] = package
+sys.path.remove(here)
+"""
+    ONCE = (
+        'if (getenv("SM121_SECOND")) { PyErr_SetString(PyExc_ImportError, "recursion is detected");'
+        ' return 0; } setenv("SM121_SECOND", "1", 1);'
+    )
+
+    def test_is_imported_with_it(self, tmp_path, build):
+        files = {
+            "pkg/__init__.py": self.INIT.encode(),
+            "pkg/pkg.abi3.so": build("pkg", body=self.ONCE),
+        }
+        rows, faults, _ = imported(tmp_path, files)
+        assert faults == []
+        assert rows["pkg.pkg"].result == "pass"
+        assert rows["pkg.pkg"].text == "loaded by its package, as pkg._native"
+
+    def test_and_fails_with_it(self, tmp_path, build):
+        files = {
+            "pkg/__init__.py": self.INIT.encode(),
+            "pkg/pkg.abi3.so": build("pkg", function=GONE),
+        }
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert rows["pkg.pkg"].result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+    def test_one_that_the_package_only_opens_was_not_imported(self, tmp_path, build):
+        """Opened by ctypes, its init was not run; and it is one that fails."""
+        init = b"import ctypes, os\nctypes.CDLL(os.path.join(os.path.dirname(__file__), 'pkg.abi3.so'))\n"
+        files = {"pkg/__init__.py": init, "pkg/pkg.abi3.so": build("pkg", body="return 0;")}
+        _, (fault,), _ = imported(tmp_path, files)
+        assert "SystemError" in fault.text
+
+
+class TestOnThePathOfAPthFile:
+    """nvidia-cutlass-dsl: cutlass lies below a folder that a .pth file names, and its compiler
+    aborts under any other name."""
+
+    BODY = (
+        'PyObject *p = PyImport_ImportModule("cutlike"); if (!p) abort();'
+        "PyObject *made = PyModule_Create(&d);"
+    )
+
+    def files(self, build, **more):
+        return {
+            "nvidia_like.pth": b"nvidia_like/python_packages\n",
+            "nvidia_like/python_packages/cutlike/__init__.py": b"",
+            "nvidia_like/python_packages/cutlike/_ir.abi3.so": build("_ir", **more),
+        }
+
+    def test_has_its_name_from_there(self, tmp_path, build):
+        rows, faults, _ = imported(tmp_path, self.files(build, body=self.BODY))
+        assert faults == []
+        assert {n: (r.result, r.text) for n, r in rows.items()} == {"cutlike._ir": ("pass", "")}
+
+    def test_without_the_pth_file_it_is_a_fault(self, tmp_path, build):
+        files = self.files(build, body=self.BODY)
+        del files["nvidia_like.pth"]
+        _, (fault,), _ = imported(tmp_path, files)
+        assert "interpreter died" in fault.text
+
+    def test_damaged(self, tmp_path, build):
+        _, (fault,), _ = imported(tmp_path, self.files(build, function=GONE))
+        assert f"undefined symbol: {GONE}" in fault.text
+
+
+class TestInitOfAnotherName:
+    """torchcodec.libtorchcodec_pybind_ops has PyInit_core_pybind_ops."""
+
+    def test_is_loaded_by_file(self, tmp_path, build):
+        files = {"pkg/__init__.py": b"", "pkg/libops.abi3.so": build("core_ops")}
+        rows, faults, _ = imported(tmp_path, files)
+        assert faults == []
+        assert rows["pkg.libops"].result == "pass"
+        assert "core_ops" in rows["pkg.libops"].text
+
+    @pytest.mark.parametrize(
+        ("damage", "says"),
+        [({"function": GONE}, GONE), ({"body": "return 0;"}, "SystemError"), ({"body": "abort();"}, "died")],
+    )  # fmt: skip
+    def test_damaged(self, tmp_path, build, damage, says):
+        files = {"pkg/__init__.py": b"", "pkg/libops.abi3.so": build("core_ops", **damage)}
+        _, (fault,), _ = imported(tmp_path, files)
+        assert says in fault.text
+
+
+class TestOpenedBefore:
+    """cuda.core's _tensor_bridge has symbols of torch and no NEEDED entry: its package makes torch's
+    libraries global before, and policy says so (`preload`)."""
+
+    PATH = "cuda/core/cu13/_tensor_bridge.abi3.so"
+
+    def files(self, build, function):
+        library = build.library("int torch_like(int x) { return x; }")
+        return {
+            "torch/lib/libtorch.so": library.read_bytes(),
+            self.PATH: build("_tensor_bridge", function=function),
+            "other/same.abi3.so": build("same"),
+        }
+
+    def test_with_what_policy_says(self, tmp_path, build):
+        rows, faults, _ = imported(tmp_path, self.files(build, "torch_like"))
+        assert faults == []
+        row = rows["cuda.core.cu13._tensor_bridge"]
+        assert row.result == "pass"
+        assert "torch/lib/libtorch.so opened before" in row.text
+        assert "cuda.core imports this module only after" in row.text
+        assert rows["other.same"].text == ""
+
+    def test_another_module_is_not_helped(self, tmp_path, build):
+        files = self.files(build, "torch_like") | {
+            "pkg/x.abi3.so": build("x", function="torch_like")
+        }
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert rows["pkg.x"].result == "fail"
+        assert "undefined symbol: torch_like" in fault.text
+
+    def test_damaged(self, tmp_path, build):
+        rows, (fault,), _ = imported(tmp_path, self.files(build, GONE))
+        assert rows["cuda.core.cu13._tensor_bridge"].result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+
+class TestDriver:
+    """PyNvVideoCodec opens the driver's libnvidia-encode.so.1 when it is imported."""
+
+    def init(self, library="libnvidia-encode.so.1"):
+        return (
+            f"import ctypes\ntry:\n    ctypes.CDLL({library!r})\n"
+            "except OSError as error:\n"
+            "    raise RuntimeError(f'{error}\\n\\n=== TROUBLESHOOTING') from error\n"
+        ).encode()
+
+    def test_is_not_run_and_no_pass(self, tmp_path, build):
+        files = {"pkg/__init__.py": self.init(), "pkg/codec_130.abi3.so": build("_codec")}
+        rows, faults, not_run = imported(tmp_path, files)
+        assert faults == []
+        row = rows["pkg.codec_130"]
+        assert row.result == "not run"
+        assert row.text == (
+            "needs libnvidia-encode.so.1 of the GPU's driver, which is not here; its file was opened, "
+            "and every symbol found"
+        )
+        assert [(n.check, n.reason) for n in not_run] == [("import pkg.codec_130", row.text)]
+
+    def test_one_that_is_linked_to_it(self, tmp_path, build):
+        stub = build.library("int cuvid(int x) { return x; }", "-Wl,-soname,libnvcuvid.so.1")
+        flags = ["-Wl,--no-as-needed", str(stub)]
+        files = {"pkg/__init__.py": b"", "pkg/x.abi3.so": build("x", flags=flags)}
+        rows, faults, _ = imported(tmp_path, files)
+        assert faults == []
+        assert rows["pkg.x"].result == "not run"
+        assert "libnvcuvid.so.1" in rows["pkg.x"].text
+        assert rows["pkg.x"].text.endswith("nor can its file be opened")
+
+    def test_damaged(self, tmp_path, build):
+        """That it needs the driver does not hide a symbol that it lacks."""
+        files = {
+            "pkg/__init__.py": self.init(),
+            "pkg/codec.abi3.so": build("_codec", function=GONE),
+        }
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert rows["pkg.codec"].result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+    @pytest.mark.parametrize("library", ["libnvidia-encode.so.9", "libgone.so.1"])
+    def test_another_library_is_missing(self, tmp_path, build, library):
+        files = {"pkg/__init__.py": self.init(library), "pkg/codec.abi3.so": build("_codec")}
+        _, (fault,), _ = imported(tmp_path, files)
+        assert library in fault.text
+
+    @pytest.mark.parametrize(
+        ("library", "driver", "says"),
+        [("libcuda.so.1", "none", "nor a stub for it"), ("libnvcuvid.so.1", "real", "which this machine's lacks")],
+    )  # fmt: skip
+    def test_which_driver_there_is(self, tmp_path, build, library, driver, says):
+        files = {"pkg/__init__.py": self.init(library), "pkg/codec.abi3.so": build("_codec")}
+        rows, faults, _ = imported(tmp_path, files, driver=driver)
+        assert faults == []
+        assert rows["pkg.codec"].result == "not run"
+        assert says in rows["pkg.codec"].text
+
+    @pytest.mark.parametrize("driver", ["stub", "real"])
+    def test_libcuda_that_has_to_be_there(self, tmp_path, build, driver):
+        files = {"pkg/__init__.py": self.init("libcuda.so.1"), "pkg/codec.abi3.so": build("_codec")}
+        rows, (fault,), _ = imported(tmp_path, files, driver=driver)
+        assert rows["pkg.codec"].result == "fail"
+        assert "libcuda.so.1" in fault.text
+
+
+class TestUnimported:
+    """cuda.core has modules for two releases of CUDA and hides those of the other one."""
+
+    HIDE = b"from cuda.core import cu13\n__path__ = [__path__[0] + '/cu13']\n"
+
+    def files(self, build, *, init=HIDE, **more):
+        return {
+            "cuda/core/__init__.py": init,
+            "cuda/core/cu13/_event.abi3.so": build("_event"),
+            "cuda/core/_resource_handles.abi3.so": build("_resource_handles"),
+            "cuda/core/cu13/_resource_handles.abi3.so": build("_resource_handles"),
+            "cuda/core/cu12/_event.abi3.so": build("_event", **more),
+        }
+
+    def test_is_not_run_with_the_reason(self, tmp_path, build):
+        files = self.files(build)
+        rows, faults, not_run = imported(tmp_path, files)
+        assert faults == []
+        assert {n: r.result for n, r in rows.items()} == {
+            "cuda.core.cu12._event": "not run", "cuda.core.cu13._event": "pass",
+            "cuda.core._resource_handles": "not run", "cuda.core.cu13._resource_handles": "pass",
+        }  # fmt: skip
+        reasons = {one.check: one.reason for one in not_run}
+        assert (
+            "makes the folder of that CUDA its own" in reasons["import cuda.core._resource_handles"]
+        )
+        reason = reasons["import cuda.core.cu12._event"]
+        assert "takes those of the cuda-bindings that is installed" in reason
+        assert reason.endswith("its file was opened, and every symbol found")
+
+    def test_that_may_be_imported_is_imported(self, tmp_path, build):
+        rows, _, not_run = imported(tmp_path, self.files(build, init=b""))
+        assert {row.result for row in rows.values()} == {"pass"}
+        assert not_run == []
+
+    def test_damaged(self, tmp_path, build):
+        rows, (fault,), _ = imported(tmp_path, self.files(build, function=GONE))
+        assert rows["cuda.core.cu12._event"].result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+    def test_another_failure_is_not_excused(self, tmp_path, build):
+        _, (fault,), _ = imported(tmp_path, self.files(build, init=b"", body="return 0;"))
+        assert "cu12" in fault.file
+        assert "SystemError" in fault.text
+
+
+def test_what_policy_lets_fail_is_not_run_with_its_reason(tmp_path, build):
+    """numba tries its threading layers in turn; TBB is not there."""
+    stub = build.library("int tbb(int x) { return x; }", "-Wl,-soname,libtbb.so.12")
+    flags = ["-Wl,--no-as-needed", str(stub)]
+    files = {"numba/np/ufunc/tbbpool.abi3.so": build("tbbpool", flags=flags)}
+    rows, faults, not_run = imported(tmp_path, files)
+    assert faults == []
+    row = rows["numba.np.ufunc.tbbpool"]
+    assert row.result == "not run"
+    assert "libtbb.so.12" in row.text
+    assert "numba tries its threading layers" in row.text
+    assert [n.reason for n in not_run] == [row.text]
+
+
+@pytest.mark.parametrize(("body", "says"), [("abort();", "interpreter died"), ("return 0;", "SystemError")])  # fmt: skip
+def test_an_init_that_fails_is_a_fault_in_any_wheel(tmp_path, build, body, says):
+    files = {"pkg/__init__.py": b"", "pkg/x.abi3.so": build("x", body=body)}
+    _, (fault,), _ = imported(tmp_path, files)
+    assert says in fault.text
