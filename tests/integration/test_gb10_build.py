@@ -142,8 +142,8 @@ endmacro()
 
 function(set_property KIND)
   if(KIND STREQUAL "SOURCE")
-    string(REGEX MATCHALL "code=[a-z0-9_]+" _codes "${ARGN}")
-    list(TRANSFORM _codes REPLACE "code=" "")
+    string(REGEX MATCHALL "code=[a-z0-9_]+|-include [^;]+" _codes "${ARGN}")
+    list(TRANSFORM _codes REPLACE "code=|-include .*/" "")
     foreach(_source IN LISTS ARGN)
       if(_source STREQUAL "APPEND")
         break()
@@ -198,7 +198,8 @@ STUB_FILES = (
 class Configured:
     """What a run of CMakeLists.txt defined."""
 
-    objects: dict[str, dict[str, tuple[str, ...]]]  # target → source → SASS and PTX
+    # target → source → SASS and PTX, and a header that is included before it
+    objects: dict[str, dict[str, tuple[str, ...]]]
     macros: dict[str, frozenset[str]]
     custom: frozenset[str]
     fetched: frozenset[str]
@@ -712,6 +713,9 @@ def test_fa2_is_native_and_fa3_is_nothing(
         for source, codes in configured.objects["_vllm_fa2_C"].items()
     }
     native = configured.kernels[f"{STABLE}/activation_kernels.cu"]
+    # The patch `fa2-kernels`, where the series has it.
+    if (patched_tree / "cmake/external_projects/fa2_switches.h").is_file():
+        native = (*native, "fa2_switches.h")
     assert sources == {
         "flash_api.cpp": (),
         "flash_api_sparse.cpp": (),
