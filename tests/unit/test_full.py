@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,11 +15,12 @@ from sm121.commands.common import DEFAULT_PROFILE, clones_of
 from sm121.compile.stage import wheel_version
 from sm121.compile.wheel import component_paths
 from sm121.context import Context, Options, reduced
-from sm121.errors import PinsFault
+from sm121.errors import CompilerMissing, PinsFault, UsageFault
 from sm121.pins.load import load_stack
 from sm121.pins.model import Stack
 from sm121.source.rust import cargo_environment
 from sm121.source.stage import built_components, left_out_groups
+from sm121.toolkit import stage
 from sm121.toolkit.machine import Compilers, host_machine
 from support.stacks import minimal, write_stack
 
@@ -184,3 +187,20 @@ def test_crossing_cargo_builds_and_links_for_the_target() -> None:
     assert variables["CARGO_BUILD_TARGET"] == f"{OTHER}-unknown-linux-gnu"
     assert variables[f"CARGO_TARGET_{OTHER.upper()}_UNKNOWN_LINUX_GNU_LINKER"] == "/x/cc"
     assert variables[f"CC_{OTHER}_unknown_linux_gnu"] == "/x/cc"
+
+
+@pytest.mark.parametrize(("profile", "asked"), [("full", True), ("kernels", False)])
+def test_deepgemms_python_is_looked_for_before_anything_is_downloaded(
+    real: Stack, monkeypatch: pytest.MonkeyPatch, profile: str, asked: bool
+) -> None:
+    def missing(_: object) -> None:
+        raise CompilerMissing("no CPython 3.12")
+
+    def next_step(_: object) -> None:
+        raise UsageFault("went on")
+
+    monkeypatch.setattr(stage, "deepgemm_python", missing)
+    monkeypatch.setattr(stage, "host_interpreter", next_step)
+    context = SimpleNamespace(stack=real, profile=real.profiles[profile])
+    with pytest.raises(CompilerMissing if asked else UsageFault):
+        stage.EnvironmentStage().run(cast(Context, context), {})

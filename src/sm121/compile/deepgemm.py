@@ -9,43 +9,18 @@ target's would, by the variable that CPython has for cross builds (_PYTHON_SYSCO
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
 
 from sm121.compile import compile_and_link
 from sm121.compile.toolchain import LINK_FLAGS, Tools, prefix_flags
-from sm121.context import Context
-from sm121.errors import CompilerMissing
 from sm121.files import fresh_directory, write_atomic
-from sm121.index import uv_binary
 from sm121.proc import pasteable
-from sm121.toolkit.python import Interpreter, cross_headers, find_interpreter
+from sm121.toolkit.deepgemm import COMPONENT
+from sm121.toolkit.python import Interpreter, cross_headers
 
-COMPONENT = "_deep_gemm_C"
 _SYSCONFIG = "_sysconfigdata_sm121"
-
-
-def deepgemm_python(context: Context) -> Interpreter:
-    """The CPython whose headers DeepGEMM is compiled with: of the version that the target runs,
-    whichever one the rest is built with.
-
-    Raises CompilerMissing if this machine has none with headers.
-    """
-    wanted = context.runtime.python
-    others = {name: value for name, value in os.environ.items() if name != "SM121_PYTHON"}
-    for environment in (os.environ, others):
-        try:
-            return find_interpreter([wanted], environment=environment)
-        except CompilerMissing as missing:
-            fault = missing
-    raise CompilerMissing(
-        f"No CPython {wanted} with headers was found, which DeepGEMM is compiled for.",
-        cause=f"its library is for one CPython, and {context.options.target} runs {wanted}; {fault.cause}",
-        remedy=f"Install CPython {wanted} with its headers and put python{wanted} on PATH "
-        f"(`{uv_binary().name} python install {wanted}` does both), or build another profile.",
-    ) from fault
 
 
 def deepgemm_environment(

@@ -9,8 +9,7 @@ from typing import Any
 
 from sm121.compile.build import run_setup
 from sm121.compile.cost import show_cost
-from sm121.compile.deepgemm import COMPONENT as DEEPGEMM
-from sm121.compile.deepgemm import deepgemm_environment, deepgemm_python
+from sm121.compile.deepgemm import deepgemm_environment
 from sm121.compile.jobs import choose_jobs, usable_cores
 from sm121.compile.launching import costs_of, prepare
 from sm121.compile.memory import available_memory
@@ -34,6 +33,8 @@ from sm121.source.stage import (
     left_out_groups,
     rust_components,
 )
+from sm121.toolkit.deepgemm import COMPONENT as DEEPGEMM
+from sm121.toolkit.deepgemm import deepgemm_python
 from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.stage import EnvironmentStage, ToolkitStage, host_interpreter
 

@@ -14,6 +14,8 @@ from sm121.lock.pylock import LockedFile, Target, lock_path, locked_files
 from sm121.lock.resolve import lock_of
 from sm121.state import fingerprint
 from sm121.toolkit import cuda
+from sm121.toolkit.deepgemm import COMPONENT as DEEPGEMM
+from sm121.toolkit.deepgemm import deepgemm_python
 from sm121.toolkit.machine import find_compilers, host_machine, require_programs
 from sm121.toolkit.python import (
     Interpreter,
@@ -86,6 +88,8 @@ class EnvironmentStage:
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         # Not only when it is needed: minutes of downloads lie between.
         require_programs(context.stack.host.programs)
+        if DEEPGEMM in context.profile.components:
+            deepgemm_python(context)
         interpreter, target = host_interpreter(context)
         files = host_lock_files(context, target, results["patch"]["requirement_files"])
         paths = fetch_locked(
