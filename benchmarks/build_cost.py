@@ -192,13 +192,16 @@ def row(name: str, stock: float, ours: float, *, unit: str = "f") -> None:
 
 
 def costs_file(log: Log, where: str) -> str:
-    """What a stack ships for first builds: object = [CPU seconds, bytes of the largest process].
-
-    `{NAME}` for the folder of a third-party source, as sm121.compile.records.shipped_costs reads.
-    """
-    named = {_MADE.sub(r".dir/{\1}/", name): job for name, job in log.jobs.items()}
+    """What a stack ships for first builds: object = [CPU seconds, bytes of the largest process]."""
+    for name in log.jobs:
+        source = Path("/", name.partition(".dir/")[2].removesuffix(".o"))
+        if source.exists():
+            raise SystemExit(
+                f"{name} is of a source in a folder of this machine's ({source}), which says nothing "
+                "elsewhere: measure with sources that the pipeline made (--clone)"
+            )
     lines = [
-        f'  "{name}": [{job.seconds:.1f}, {job.memory}]' for name, job in sorted(named.items())
+        f'  "{name}": [{job.seconds:.1f}, {job.memory}]' for name, job in sorted(log.jobs.items())
     ]
     objects = ",\n".join(lines)
     return f'{{\n "measured": {json.dumps(where)},\n "objects": {{\n{objects}\n }}\n}}'

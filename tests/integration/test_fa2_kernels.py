@@ -93,7 +93,7 @@ def test_upstream_compiles_kernels_that_vllm_never_calls(folder: Path) -> None:
     assert run(program, "1010111").stdout.split() == ["1010111", "128"]
 
 
-def test_a_quarter_of_the_kernels_is_left_and_each_is_the_right_one(
+def test_two_conditions_are_decided_and_the_others_are_not(
     folder: Path, patched_tree: Path
 ) -> None:
     program = compiled(folder, SOURCE, *included(patched_tree))

@@ -13,6 +13,8 @@ from sm121.compile.page import to_html
 from sm121.compile.records import Cost, Record, known_costs, read_records, shipped_costs
 from sm121.compile.schedule import Job, longest_first, wall_seconds
 from sm121.compile.timeline import Link, lanes, read_links, summarise, trace
+from sm121.pins.load import load_stack
+from sm121.source.places import place_of
 
 GIB = 1 << 30
 
@@ -74,6 +76,33 @@ def test_costs_that_come_with_a_stack(tmp_path: Path) -> None:
         "a.o": Cost(cpu=1.5, rss=7),
         "CMakeFiles/_fa2.dir/build/third-party/flash-0123/tree/b.cu.o": Cost(cpu=2.5, rss=8),
     }
+
+
+def test_a_cost_measured_here_is_found_in_another_folder(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """benchmarks/build_cost.py costs, what a stack ships, and names as the launcher sees them."""
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    from build_cost import costs_file, read_log
+
+    pin = load_stack(root / "pins", "0.26.0").sources["qutlass"]
+    here, there = (
+        place_of("qutlass", pin, tmp_path / name / "source/third-party", {})
+        for name in ("here", "there")
+    )
+    objects = [f"CMakeFiles/_q.dir{place}/qutlass/a.cu.o" for place in (here, there)]
+    log = tmp_path / "objects.jsonl"
+    log.write_text(json.dumps(asdict(record(object=objects[0]))) + "\n")
+    (tmp_path / "costs.json").write_text(costs_file(read_log(log), "here"))
+    assert shipped_costs(tmp_path, {"qutlass": there}).keys() == {objects[1]}
+
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/a.cu").touch()
+    log.write_text(
+        json.dumps(asdict(record(object=f"CMakeFiles/_q.dir{tmp_path}/own/a.cu.o"))) + "\n"
+    )
+    with pytest.raises(SystemExit, match="says nothing elsewhere"):
+        costs_file(read_log(log), "here")
 
 
 # --- timeline -----------------------------------------------------------------------

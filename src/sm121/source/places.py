@@ -23,7 +23,6 @@ def made_at(name: str, pin: SourcePin, folder: Path) -> Path:
 def place_of(
     name: str, pin: SourcePin, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """The folder that vLLM's CMake is given, whether it is there yet or not."""
+    """The top of a source's tree, whether it is there yet or not."""
     local = environment.get(pin.env)
-    made = Path(local).resolve() if local else made_at(name, pin, folder) / TREE
-    return made / pin.subdirectory
+    return Path(local).resolve() if local else made_at(name, pin, folder) / TREE
