@@ -70,6 +70,18 @@ def test_nor_is_a_compiler_that_this_machine_ended(tmp_path: Path, said: str) ->
     assert memory.find("l") is not None
 
 
+def test_host_code_that_crashes_is_kept_and_one_that_the_machine_ended_is_not(
+    tmp_path: Path,
+) -> None:
+    """As launches.py says it: to compile the module again takes minutes and changes nothing."""
+    memory = Results(tmp_path / "results.json")
+    said = "RuntimeError: sampling.so: its host code was killed by signal"
+    memory.put("crash", Told(records=[{"kernel": "a"}], error=f"{said} 11 (Segmentation fault)\n"))
+    memory.put("memory", Told(records=[{"kernel": "a"}], error=f"{said} 9 (Killed)\n"))
+    assert memory.find("crash") is not None
+    assert memory.find("memory") is None
+
+
 @pytest.mark.parametrize("name", ["work.py", "gb10.c"])
 def test_code_that_runs_inside_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
