@@ -100,7 +100,8 @@ def _compile(words: list[str], made: Path, kernel: str, outputs: Any) -> dict[st
 
 
 def _link(objects: list[Path], library: Path) -> None:
-    """Without the libraries of CUDA: what they have is found in the stand-ins when it is called."""
+    """Without the libraries of CUDA: what they have is found when it is called, first in the
+    stand-ins (gb10_runtime.c says where else)."""
     done = subprocess.run(
         [os.environ.get("CXX", "c++"), "-shared", "-o", str(library), *map(str, objects)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
