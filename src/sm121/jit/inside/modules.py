@@ -27,8 +27,8 @@ def compile_module(
     report: Callable[[dict[str, Any]], None],
     outputs: Any,
 ) -> None:
-    """Compile one module's CUDA sources, a record for each; then see what vLLM launches of them,
-    reported after the records: {"launches": ...} of all of them, as in catch.py.
+    """Compile one module's CUDA sources, a record for each; then see what vLLM launches of them
+    (calls_flashinfer.py), reported after the records: {"launches": ...} of all of them, as in catch.py.
 
     Raises RuntimeError if there is nothing to compile, if the objects can't be linked, if nothing
     is launched, or if the launch code raises or dies.
