@@ -6,7 +6,8 @@
  * that did not register itself, ends the process, with the reason on standard error. Nothing runs.
  *
  * What is not answered here ends in the real runtime, if one is loaded (torch's is), and that asks
- * libcuda.so.1 beside this library: gb10.c, which has none of what it asks for.
+ * libcuda.so.1 beside this library: gb10.c, which has none of what it asks for, so that the answer is
+ * cudaErrorInsufficientDriver.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
