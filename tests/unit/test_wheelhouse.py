@@ -160,6 +160,7 @@ def test_manifest_says_what_a_node_compiles_if_verify_jit_passed_on_this_source(
         first_start_line(found)
         == "a node compiles 3 of flashinfer, 3 of triton; one after another 2 min 01 s where verify-jit ran"
     )
+    assert first_start_line(()) == "a node compiles nothing itself"
     # So that the next build writes it.
     assert WheelhouseStage().inputs(ready, RESULTS) != inputs
 

@@ -17,6 +17,7 @@ from sm121.errors import AbiFault
 from sm121.files import sha256_file, sha256_text, write_atomic
 from sm121.jit.last import last_file, read_last
 from sm121.jit.page import in_verify_abi
+from sm121.jit.recipes import has_recipes
 from sm121.lock.pylock import lock_path
 from sm121.rules.model import FILE as RULES
 
@@ -79,11 +80,14 @@ class VerifyStage:
 
 
 def jit_section(job: Job) -> str:
-    """HTML: the last verify-jit of the source that the judged wheelhouse was made of, or that there
-    was none."""
+    """HTML: the last verify-jit of the source that the judged wheelhouse was made of, or why none
+    can be shown."""
     manifest = manifest_beside(job.targets)
     last = read_last(last_file(job.layout.build, job.stack_name))
-    return in_verify_abi(last, commit=manifest.patched_commit if manifest else "")
+    return in_verify_abi(
+        last, commit=manifest.patched_commit if manifest else "",
+        without="" if has_recipes(job.layout.pins, job.stack_name) else job.stack_name,
+    )  # fmt: skip
 
 
 def summary(report: Report) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sm121.commands.check import check_context, check_series
 from sm121.commands.common import add_build_options, add_source_options, context_of
 from sm121.context import Context, Results
-from sm121.jit.recipes import FILE as JIT_RECIPES
+from sm121.jit.recipes import has_recipes
 from sm121.jitcache.wheel import DISTRIBUTION as JIT_CACHE
 from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
@@ -153,7 +153,7 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
     if (jit := manifest.jit_cache) and jit.at_first_use:
         ui.say(f"  FlashInfer compiles on the node, if used: {', '.join(jit.at_first_use)}")
-    if (context.layout.pins / context.stack_name / JIT_RECIPES).is_file():
+    if has_recipes(context.layout.pins, context.stack_name):
         ui.say(f"  first start: {first_start_line(manifest.first_start)}")
     for name, why in manifest.components.without.items():
         ui.note(f"without {name}: {why} (lost with it: {_lost(context, name)})")
@@ -177,6 +177,8 @@ def first_start_line(families: Sequence[FirstStartEntry] | None) -> str:
     """What a node compiles itself, as the manifest has it."""
     if families is None:
         return "not known: `nox -s verify-jit` has not passed on this source here"
+    if not families:
+        return "a node compiles nothing itself"
     each = ", ".join(f"{f.compilations} of {f.family}" for f in families)
     took = human_seconds(sum(f.seconds for f in families))
     return f"a node compiles {each}; one after another {took} where verify-jit ran"

@@ -111,8 +111,11 @@ def _child(
                 ended.add(event["end"])
                 told[event["end"]].error = event["error"]
             begun = ""
-        else:
+        elif "kernel" in event:
             told[event["recipe"]].records.append(event)
+        else:  # the launches of what was compiled before
+            for record in told[event["recipe"]].records:
+                record["launches"] = event["launches"]
     if begun:
         why = death(finished.returncode, bench)
         if begun == _IMPORTS:

@@ -32,6 +32,13 @@ class Last:
     source: Source
     report: Report
 
+    def is_of(self, *, commit: str, tree: str = "") -> bool | None:
+        """Whether this is the source that was verified: by its tree where that is known (commits of
+        equal content differ), else by its commit; None if neither is known."""
+        if tree:
+            return self.source.tree == tree
+        return self.source.commit == commit if commit else None
+
     @property
     def first_start(self) -> tuple[FirstStart, ...] | None:
         """What a node compiles itself, by family; None if that was not seen to work."""

@@ -6,6 +6,7 @@ from html import escape
 
 from sm121.abi.page import html_page
 from sm121.jit.last import Last
+from sm121.jit.recipes import FILE
 from sm121.jit.report import FAULTS, Report, Row
 from sm121.jit.table import shared_notes, shared_text, short_name
 from sm121.ui import human_seconds
@@ -26,18 +27,29 @@ def to_html(report: Report) -> str:
     return html_page(f"verify-jit: {report.result.upper()}", head + section(report))
 
 
-def in_verify_abi(last: Last | None, *, commit: str) -> str:
+def in_verify_abi(last: Last | None, *, commit: str, without: str = "") -> str:
     """The section of verify-abi's page about these binaries' other half, the kernels that are
-    compiled on the node. commit: of the patched source that was judged, '' if that isn't known."""
+    compiled on the node. commit: of the patched source that was judged, '' if that isn't known.
+    without: name of a stack that has no jit.toml."""
+    if without:
+        return (
+            f"<section><h2>{_TITLE}</h2><p>Stack {escape(without)} has no {FILE}, without which verify-jit "
+            "compiles nothing: nobody looked at the kernels that a node compiles itself.</p></section>"
+        )
     if last is None:
         text = (
             "verify-jit was not run here: nobody looked at the kernels that a node compiles itself."
         )
-    elif last.source.commit != commit:
+    elif (same := last.is_of(commit=commit)) is None:
         text = (
-            "verify-jit was not run for this source"
-            + (f" (patched commit {commit[:12]})" if commit else "")
-            + f"; its last run here was for {last.source.commit[:12]}."
+            "It is not known of which source these binaries were made (there is no manifest of a "
+            "wheelhouse), so no run of verify-jit can be told to be theirs; its last run here was for "
+            f"{last.source.commit[:12]}."
+        )
+    elif not same:
+        text = (
+            f"verify-jit was not run for this source (patched commit {commit[:12]}); "
+            f"its last run here was for {last.source.commit[:12]}."
         )
     else:
         report = last.report

@@ -130,6 +130,11 @@ class Recipes(Model):
         return {name: one.reason for one in self.left_out for name in one.kernels}
 
 
+def has_recipes(pins: Path, stack: str) -> bool:
+    """Whether the stack has a jit.toml; verify-jit can do nothing for one that has none."""
+    return (pins / stack / FILE).is_file()
+
+
 def load_recipes(pins: Path, stack: str) -> Recipes:
     """Read and validate. Raises PinsFault with every fault and its place."""
     return read_model(pins / stack / FILE, Recipes, remedy="docs/jit.md describes its keys.")

@@ -18,7 +18,7 @@ from sm121.jit.discover import Kernel
 from sm121.jit.drive import INSIDE, Told
 from sm121.jit.report import Variant
 
-_SCHEMA = 2
+_SCHEMA = 3
 _KEPT = 300
 _SPILLS = re.compile(
     r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, "
@@ -160,6 +160,21 @@ def read_cubins(told: Told) -> None:
              "shared": c.shared, "stack": c.stack}
             for cubin in cubins for c in cubin.kernels
         ]  # fmt: skip
+    _require_launched(told.records)
+
+
+def _require_launched(records: list[dict[str, Any]]) -> None:
+    """An error on each record whose launches name a kernel that was not compiled: if names stopped
+    to match, "no launch was seen" would be untrue. FlashInfer's launches are of the whole module."""
+    module = [one for one in records if one.get("family") == "flashinfer"]
+    others = [[one] for one in records if one.get("family") != "flashinfer"]
+    for some in (module, *others):
+        if any("error" in one for one in some):
+            continue
+        names = {code["name"] for one in some for code in one["codes"]}
+        for one in some:
+            if lost := sorted(set(one.get("launches", ())) - names):
+                one["error"] = f"launched, and in no cubin that was compiled: {', '.join(lost[:3])}"
 
 
 def variants_of(record: Mapping[str, Any]) -> list[Variant]:

@@ -13,7 +13,7 @@ from sm121.jit.base.tree import JitTreeStage
 from sm121.jit.drive import Bench
 from sm121.jit.examine import environment_faults, published_config, versions
 from sm121.jit.last import Source
-from sm121.jit.recipes import FILE, Recipes, load_recipes
+from sm121.jit.recipes import FILE, Recipes, has_recipes, load_recipes
 from sm121.jit.results import Results as Memory
 from sm121.jit.results import environment_identity, tree_identity
 from sm121.jit.verify import Job, shapes_fault
@@ -36,7 +36,7 @@ def prepare(
 
     Raises UsageFault for a stack without jit.toml, an unknown recipe, or a tree without vLLM.
     """
-    if not (context.layout.pins / context.stack_name / FILE).is_file():
+    if not has_recipes(context.layout.pins, context.stack_name):
         raise UsageFault(
             f"Stack {context.stack_name} has no {FILE}.",
             cause="it says with which shapes its kernels are compiled",

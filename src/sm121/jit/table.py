@@ -11,8 +11,9 @@ from sm121.ui import human_seconds
 
 _MESSAGE_LINES = 6
 _PARTLY = (
-    "shared (n of m): the most that the n take which vLLM launches of a module's m kernels; what the "
-    "others would take is not known: they are for other models, sizes or GPUs"
+    "shared (n of m): the most that the n of a module's m kernels take which the calls made here launch "
+    "(jit.toml's sizes); others may be launched at other sizes, and were held against the limit with "
+    "their static part only"
 )
 _UNKNOWN = "shared + ?: no launch was seen, so the static part alone was held against the limit"
 
@@ -47,7 +48,7 @@ def render_table(report: Report, *, whole: bool = False) -> Iterator[str]:
 
 
 def shared_text(made: Sequence[Variant]) -> str:
-    """Most shared memory of a block: '512'; '512 (2 of 9)' of those that are launched; '512 + ?' where
+    """Most shared memory of a block: '512'; '512 (2 of 9)' of those launched here; '512 + ?' where
     no launch was seen and only the static part is known."""
     known = [v for v in made if v.shared_dynamic >= 0]
     most = max(v.shared_static + max(v.shared_dynamic, 0) for v in known or made)

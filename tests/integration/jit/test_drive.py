@@ -10,7 +10,7 @@ import pytest
 from sm121.jit import drive
 from sm121.jit.drive import Bench, run_recipes
 
-# Speaks as inside/work.py does. Recipes: ok, crash, hang, compiler (hangs), raise.
+# Speaks as inside/work.py does. Recipes: ok, launches, crash, hang, compiler (hangs), raise.
 CHILD = """
 import faulthandler, json, os, subprocess, sys
 job = json.load(open(sys.argv[1]))
@@ -37,6 +37,9 @@ for name in job["recipes"]:
         pass
     if name != "raise":
         tell(recipe=name, kernel=name, mode=job["mode"])
+    if name == "launches":
+        tell(recipe=name, kernel="second", mode=job["mode"])
+        tell(recipe=name, launches={"k": {"threads": 32, "dynamic_shared": 8}}, mode=job["mode"])
     tell(end=name, error="ValueError: x" if name == "raise" else "")
 """
 
@@ -74,6 +77,15 @@ def test_a_compiler_that_hangs_is_given_up_with_its_recipe(bench: Bench) -> None
         "compiler": ["timed out after 2 s"],
         "crash": ["killed by signal 11 (Segmentation fault)"], "ok": [],
     }  # fmt: skip
+
+
+def test_launches_that_are_told_later_belong_to_all_records_of_their_recipe(bench: Bench) -> None:
+    told = run_recipes(bench, "triton", ["ok", "launches"], lambda name: None)
+    assert "launches" not in told["ok"].records[0]
+    launches = {"k": {"threads": 32, "dynamic_shared": 8}}
+    assert [(one["kernel"], one["launches"]) for one in told["launches"].records] == [
+        ("launches", launches), ("second", launches),
+    ]  # fmt: skip
 
 
 def test_imports_that_fail_fail_every_recipe_with_the_familys_words(bench: Bench) -> None:

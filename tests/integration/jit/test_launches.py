@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,11 @@ extern "C" int launch(void) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(1), config.blockDim = dim3(96), config.dynamicSmemBytes = 4096;
   if (cudaLaunchKernelExC(&config, (const void *)scale<3>, arguments)) return 7;
-  if (!cudaLaunchKernel((void *)&launch, dim3(1), dim3(1), arguments, 0, nullptr)) return 8;
   if (never == nullptr) never<<<1, 1>>>(x);
   return 0;
+}
+extern "C" int unregistered(void) {
+  return cudaLaunchKernel((void *)&launch, dim3(1), dim3(1), nullptr, 0, nullptr);
 }
 """
 
@@ -49,23 +52,46 @@ def bench(torch_python: Path, tmp_path: Path) -> Bench:
     )  # fmt: skip
 
 
-def test_each_launch_is_noted_with_its_kernel_threads_and_bytes(
-    bench: Bench, tmp_path: Path
-) -> None:
-    (tmp_path / "k.cu").write_text(SOURCE)
+def called(
+    bench: Bench, folder: Path, function: str, told: Path
+) -> subprocess.CompletedProcess[str]:
+    """Compile SOURCE in `folder` and call one of its functions with the stand-ins; what it prints."""
+    (folder / "k.cu").write_text(SOURCE)
     given = environment(bench, "flashinfer")
     for command in (
         [bench.toolkit / "bin/nvcc", "-gencode=arch=compute_121a,code=sm_121a", "-O3", "--keep", "-c",
          "--compiler-options=-fPIC", "k.cu", "-o", "k.o"],
         ["c++", "-shared", "-o", "k.so", "k.o"],
     ):  # fmt: skip
-        subprocess.run(command, cwd=tmp_path, check=True, env=given)
-    told = tmp_path / "launches"
-    done = subprocess.run(
-        [bench.python, "-c", "import ctypes; print(ctypes.CDLL('./k.so').launch())"],
-        cwd=tmp_path, env={**given, "GB10_LAUNCHES": str(told)}, capture_output=True,
-        text=True, check=True,
+        subprocess.run(command, cwd=folder, check=True, env=given)
+    return subprocess.run(
+        [bench.python, "-c", f"import ctypes; print(ctypes.CDLL('./k.so').{function}())"],
+        cwd=folder, env={**given, "GB10_LAUNCHES": str(told)}, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "told", "why"),
+    [
+        ("unregistered", "launches", "is no kernel that registered itself"),
+        ("launch", "no/such/folder", "can't be noted in GB10_LAUNCHES"),
+        ("launch", "/dev/full", "No space left on device"),
+    ],
+)
+def test_no_launch_is_lost_in_silence(
+    bench: Bench, tmp_path: Path, function: str, told: str, why: str
+) -> None:
+    done = called(bench, tmp_path, function, tmp_path / told)
+    assert done.returncode == -signal.SIGABRT
+    assert why in done.stderr
+
+
+def test_each_launch_is_noted_with_its_kernel_threads_and_bytes(
+    bench: Bench, tmp_path: Path
+) -> None:
+    told = tmp_path / "launches"
+    done = called(bench, tmp_path, "launch", told)
     assert done.stdout == "0\n"
     assert "device attribute 21 is not answered" in done.stderr
     lines = [line.split() for line in told.read_text().splitlines()]

@@ -11,6 +11,7 @@ from sm121.context import Context, Options
 from sm121.errors import AbiFault
 from sm121.files import HashMemory
 from sm121.jit.last import Source, keep_last, last_file
+from sm121.jit.recipes import FILE as JIT_RECIPES
 from sm121.jit.report import Report as JitReport
 from sm121.jit.report import Row, Variant
 from sm121.layout import Layout
@@ -103,6 +104,8 @@ def test_runs_once_and_again_when_the_wheelhouse_or_a_report_changed(context, fi
 
 
 def test_the_page_says_what_verify_jit_found_of_this_source(context, finish, screen):
+    recipes = context.layout.pins / context.stack_name / JIT_RECIPES
+    recipes.touch()  # not every stack has one
     finish()
     page = VerifyStage().report(context, "html")
     assert "verify-jit was not run here" in page.read_text()
@@ -125,6 +128,9 @@ def test_the_page_says_what_verify_jit_found_of_this_source(context, finish, scr
     assert "<td><code>ops:norm</code></td>" in page.read_text()
     _, ran = run_stages(context, [House(), VerifyStage()], dry_run=True)
     assert not ran
+    recipes.unlink()
+    finish()
+    assert f"Stack {context.stack_name} has no jit.toml" in page.read_text()
 
 
 def test_faults_stop_the_build_and_name_the_report(context, finish, screen):

@@ -39,6 +39,8 @@ def test_each_recipe_has_its_function_or_its_module(root: Path, stack: str) -> N
     for name, recipe in recipes.items():
         if recipe.flashinfer:
             assert name in modules.modules
+            # Else nothing of it is launched, and only static shared memory is looked at.
+            assert f"\n@launches\ndef {name}(s: Any)" in calls
         else:
             assert f"\n@recipe\ndef {name}(s: Any)" in calls
     assert calls.count("\n@recipe\n") == sum(not r.flashinfer for r in recipes.values())

@@ -10,7 +10,7 @@ import pytest
 
 from sm121.abi.source import Malformed
 from sm121.jit import results
-from sm121.jit.cubin import read_cubin
+from sm121.jit.cubin import Code, Cubin, read_cubin
 from sm121.jit.drive import Told
 from sm121.jit.results import (
     Results,
@@ -70,6 +70,18 @@ def test_nor_is_a_compiler_that_this_machine_ended(tmp_path: Path, said: str) ->
     assert memory.find("l") is not None
 
 
+def test_host_code_that_crashes_is_kept_and_one_that_the_machine_ended_is_not(
+    tmp_path: Path,
+) -> None:
+    """As launches.py says it: to compile the module again takes minutes and changes nothing."""
+    memory = Results(tmp_path / "results.json")
+    said = "RuntimeError: sampling.so: its host code was killed by signal"
+    memory.put("crash", Told(records=[{"kernel": "a"}], error=f"{said} 11 (Segmentation fault)\n"))
+    memory.put("memory", Told(records=[{"kernel": "a"}], error=f"{said} 9 (Killed)\n"))
+    assert memory.find("crash") is not None
+    assert memory.find("memory") is None
+
+
 @pytest.mark.parametrize("name", ["work.py", "gb10.c"])
 def test_code_that_runs_inside_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -123,6 +135,39 @@ def test_what_is_no_cubin_is_said(data: bytes, tmp_path: Path) -> None:
     told = Told(records=[{"cubin": str(tmp_path / "x.cubin")}])
     read_cubins(told)
     assert told.records[0]["error"].startswith("the cubin can't be read")
+
+
+@pytest.mark.parametrize("family", ["flashinfer", "tilelang"])
+def test_a_launch_of_what_was_not_compiled_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """FlashInfer's launches are of all sources of the module, TileLang's of the one cubin."""
+    cubins = [tmp_path / "a", tmp_path / "b"]
+    for file in cubins:
+        file.write_text(file.name)
+    # What a cubin is made of is test_cubin.py's; here its kernel is called as its content.
+    monkeypatch.setattr(
+        results, "read_cubin",
+        lambda data: Cubin(sm=121, kernels=(Code(name=data.decode(), registers=8, threads=32, shared=0, stack=0),)),
+    )  # fmt: skip
+
+    def told(*launches: str) -> list[str]:
+        given = {name: {"threads": 32, "dynamic_shared": 0} for name in launches}
+        some = [{"family": family, "cubin": str(file), "launches": dict(given)} for file in cubins]
+        one = Told(records=some)
+        read_cubins(one)
+        return [record.get("error", "") for record in one.records]
+
+    assert told() == ["", ""]
+    lost = "launched, and in no cubin that was compiled: "
+    if family == "flashinfer":
+        assert told("a", "b") == ["", ""]
+        assert told("a", "c") == [f"{lost}c", f"{lost}c"]
+    else:
+        assert told("a") == ["", f"{lost}a"]
+    cubins[1].unlink()  # which is an error of its own, and then names may be missing
+    assert [error.partition(":")[0] for error in told("a", "b")][1] == "the cubin can't be read"
+    assert "c" not in told("a")[0]
 
 
 def test_spills_are_what_the_assembler_said_or_known_to_be_none() -> None:

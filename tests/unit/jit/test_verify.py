@@ -13,7 +13,7 @@ import pytest
 
 from sm121.jit import verify as module
 from sm121.jit.drive import Told
-from sm121.jit.last import Source, keep_last, read_last
+from sm121.jit.last import Last, Source, keep_last, read_last
 from sm121.jit.page import in_verify_abi, section, to_html
 from sm121.jit.recipes import Recipes, load_recipes
 from sm121.jit.report import SCHEMA_FILE, Report, Row, schema_text, to_json
@@ -280,12 +280,28 @@ def test_a_source_that_was_not_verified_is_named_with_the_command(
     for found, commit, said in (
         (None, "b" * 40, "verify-jit was not run here"),
         (last, "b" * 40, f"not run for this source (patched commit {'b' * 12})"),
-        (last, "", "verify-jit was not run for this source; its last run"),
+        (last, "", "It is not known of which source these binaries were made"),
     ):
         shown = in_verify_abi(found, commit=commit)
         assert said in shown
         assert "nox -s verify-jit" in shown
         assert "<table" not in shown
+    # There the verb ends with a fault of usage: no command is named, and no run is looked for.
+    shown = in_verify_abi(last, commit="a" * 40, without="1.2.3")
+    assert "Stack 1.2.3 has no jit.toml" in shown
+    assert "nox" not in shown
+    assert "<table" not in shown
+
+
+def test_a_run_is_of_a_tree_and_without_one_of_a_commit(
+    tmp_path: Path, monkeypatch, real: Recipes
+) -> None:
+    report = judged(tmp_path, monkeypatch, make_recipes(real), all_told())
+    last = Last(source=Source(commit="c", tree="t"), report=report)
+    assert last.is_of(commit="another", tree="t") is True  # another message, the same content
+    assert last.is_of(commit="c", tree="another") is False
+    assert (last.is_of(commit="c"), last.is_of(commit="another")) == (True, False)
+    assert last.is_of(commit="") is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""What vLLM launches of FlashInfer's modules, by the module's name. Their host code reads sizes and
-pointers, so tensors lie in (untouched) memory.
+"""Calls of vLLM that launch kernels of FlashInfer's modules, by the module's name: at jit.toml's sizes,
+so a node may launch others too. Their host code reads sizes and pointers, so tensors lie in
+(untouched) memory.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
  *
  * Its C++ chooses tiles, writes the kernel's source and runs nvcc; then it loads and launches.
  * Preloaded, this says that there is one GPU of capability 12.1 and notes each launch (threads,
- * bytes of dynamic shared memory, the cubin) as a line of the file GB10_LAUNCHES. Nothing runs.
+ * bytes of dynamic shared memory, the cubin) as a line of the file GB10_LAUNCHES; a launch that
+ * can't be noted ends the process, with the reason on standard error. Nothing runs.
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,14 +90,17 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
   (void)i, (void)s, (void)p, (void)f;
   return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **arguments, void **more) {
-  (void)arguments, (void)more;
+void gb10_note(unsigned threads, size_t shared, const char *name) {
   const char *path = getenv("GB10_LAUNCHES");
   FILE *file = path ? fopen(path, "a") : NULL;
-  if (file) {
-    fprintf(file, "%u %u %s\n", c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes,
-            (const char *)function);
-    fclose(file);
+  if (!file || fprintf(file, "%u %zu %s\n", threads, shared, name) < 0 || fclose(file)) {
+    fprintf(stderr, "gb10.c: the launch of %s can't be noted in GB10_LAUNCHES (%s): %s\n", name,
+            path ? path : "not set", path ? strerror(errno) : "no file");
+    abort();
   }
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **arguments, void **more) {
+  (void)arguments, (void)more;
+  gb10_note(c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes, (const char *)function);
   return CUDA_SUCCESS;
 }

@@ -2,13 +2,19 @@
  *
  * Beside gb10.c, for a module's own host code: kernels register themselves by name when the library is
  * loaded; a launch is noted (threads, bytes of dynamic shared memory, the kernel's name as in its
- * cubin) as a line of the file GB10_LAUNCHES. Nothing runs. What is not answered here ends in the
- * real runtime, which finds no driver and says so.
+ * cubin) as a line of the file GB10_LAUNCHES (gb10.c). A launch that can't be noted, or is of a kernel
+ * that did not register itself, ends the process, with the reason on standard error. Nothing runs.
+ *
+ * What is not answered here ends in the real runtime, if one is loaded (torch's is), and that asks
+ * libcuda.so.1 beside this library: gb10.c, which has none of what it asks for, so that the answer is
+ * cudaErrorInsufficientDriver.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+void gb10_note(unsigned threads, size_t shared, const char *name);
 
 /* nvcc's own calls (crt/host_runtime.h); a stub's address stands for its kernel. */
 struct entry {
@@ -61,12 +67,12 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 static cudaError_t launched(const void *stub, dim3 block, size_t shared) {
   const struct entry *one = entries;
   while (one && one->stub != stub) one = one->next;
-  if (!one) return cudaErrorInvalidDeviceFunction;
-  const char *path = getenv("GB10_LAUNCHES");
-  FILE *file = path ? fopen(path, "a") : NULL;
-  if (!file) return cudaErrorUnknown;
-  fprintf(file, "%u %zu %s\n", block.x * block.y * block.z, shared, one->name);
-  return fclose(file) ? cudaErrorUnknown : cudaSuccess;
+  if (!one) {
+    fprintf(stderr, "gb10_runtime.c: what is launched at %p is no kernel that registered itself\n", stub);
+    abort();
+  }
+  gb10_note(block.x * block.y * block.z, shared, one->name);
+  return cudaSuccess;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
                                size_t shared, cudaStream_t stream) {

@@ -9,13 +9,54 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _CUDA = 2  # kDLCUDA, in dlpack.h
+
+
+def launches_apart(library: Path, call: Callable[[], None]) -> dict[str, dict[str, int]]:
+    """launches_of in a child process: the host code is another project's and may crash, and what was
+    compiled stays.
+
+    Raises RuntimeError with what the child raised, or how it died, and what it wrote to its standard
+    error.
+    """
+    told, said = library.with_suffix(".told"), library.with_suffix(".said")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        # Never back into the caller: it goes on in the parent.
+        code = 1
+        try:
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            try:
+                answer: dict[str, Any] = {"found": launches_of(library, call)}
+            except Exception as problem:
+                answer = {"error": f"{type(problem).__name__}: {problem}"}
+            told.write_text(json.dumps(answer))
+            code = 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    words = said.read_text(errors="replace") if said.exists() else ""
+    if code < 0:
+        how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    elif code:
+        how = f"ended with status {code}"
+    else:
+        answer = json.loads(told.read_text())
+        if "found" in answer:
+            sys.stderr.write(words)
+            return dict(answer["found"])
+        how = f"failed: {answer['error']}"
+    raise RuntimeError(f"{library.name}: its host code {how}\n{words}")
 
 
 def launches_of(library: Path, call: Callable[[], None]) -> dict[str, dict[str, int]]:

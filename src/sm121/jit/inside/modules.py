@@ -27,10 +27,11 @@ def compile_module(
     report: Callable[[dict[str, Any]], None],
     outputs: Any,
 ) -> None:
-    """Compile one module's CUDA sources and see what vLLM launches of it; a record for each source.
+    """Compile one module's CUDA sources, a record for each; then see what vLLM launches of them
+    (calls_flashinfer.py), reported after the records: {"launches": ...} of all of them, as in catch.py.
 
-    Raises RuntimeError if there is nothing to compile, if the objects can't be linked, or if
-    nothing is launched; what the launch code raises. The records are reported all the same.
+    Raises RuntimeError if there is nothing to compile, if the objects can't be linked, if nothing
+    is launched, or if the launch code raises or dies.
     """
     spec = _spec(module)
     spec.write_ninja()
@@ -43,22 +44,17 @@ def compile_module(
     if not lines:
         raise RuntimeError(f"{ninja} compiles no CUDA source")
     objects = [ninja.parent / f"{number}.o" for number in range(len(lines))]
-    records = [
-        _compile(shlex.split(line), made, module["kernel"], outputs)
-        for line, made in zip(lines, objects, strict=True)
-    ]
+    failed = False
+    for line, made in zip(lines, objects, strict=True):
+        record = _compile(shlex.split(line), made, module["kernel"], outputs)
+        failed |= "error" in record
+        report(record)
     calls = importlib.import_module("calls_flashinfer").LAUNCHES.get(name)
-    try:
-        if calls and not any("error" in record for record in records):
-            library = ninja.parent / f"{spec.name}.so"
-            _link(objects, library)
-            launches = importlib.import_module("launches")
-            found = launches.launches_of(library, lambda: calls(shapes))
-            for record in records:
-                record["launches"] = found
-    finally:
-        for record in records:
-            report(record)
+    if calls and not failed:
+        library = ninja.parent / f"{spec.name}.so"
+        _link(objects, library)
+        launches = importlib.import_module("launches")
+        report({"launches": launches.launches_apart(library, lambda: calls(shapes))})
 
 
 def _spec(module: dict[str, Any]) -> Any:
@@ -104,7 +100,8 @@ def _compile(words: list[str], made: Path, kernel: str, outputs: Any) -> dict[st
 
 
 def _link(objects: list[Path], library: Path) -> None:
-    """Without the libraries of CUDA: what they have is found in the stand-ins when it is called."""
+    """Without the libraries of CUDA: what they have is found when it is called, first in the
+    stand-ins (gb10_runtime.c says where else)."""
     done = subprocess.run(
         [os.environ.get("CXX", "c++"), "-shared", "-o", str(library), *map(str, objects)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,

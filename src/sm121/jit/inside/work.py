@@ -5,7 +5,8 @@
 JOB.json: tree (folder that holds vllm/), mode (a family), recipes (names), shapes, out (file that
 the lines are appended to), cubins (folder), seconds (for one recipe), arch ('12.1a'), modules
 (FlashInfer's, by recipe).
-Events: {"begin": recipe}, a record of catch.py with "recipe", {"end": recipe, "error": ...}.
+Events: {"begin": recipe}, a record of catch.py with "recipe", {"launches": ...} with "recipe" (of all
+its records: modules.py), {"end": recipe, "error": ...}.
 A recipe that does not end in time ends the process with its stack: the parent goes on behind it.
 """
 
