@@ -7,8 +7,8 @@ with FA3, which upstream always builds), compiles vLLM's two kernel libraries an
 and FA3 what SAMPLE names, and takes each kind of object as often as build.ninja has it.
 
 It wants VLLM_FLASH_ATTN_SRC_DIR, a checkout of flash-attention at its pin with csrc/cutlass, since
-stock uses more of it than we pin; qutlass comes from its remote or SM121_CLONES. Objects that are
-there already are not compiled again, and the compiler cache counts: what one side takes out of it
+stock uses more of it than we pin; qutlass comes from its remote or SM121_CLONES. What was measured in
+FOLDER is not compiled again, and the compiler cache counts: what one side takes out of it
 costs what the other side's compile did, and what neither compiled here is said and not counted.
 
 Not in it: what has no objects of vLLM's CMake (DeepGEMM's one, Rust), FlashMLA (stock compiles only
@@ -52,6 +52,8 @@ SAMPLE = {
 _KINDS = re.compile(r"flash_(fwd_split_align|fwd_split|fwd_sparse|fwd|api)(?=[_.])")
 WHOLE = (*COMPONENTS, "_qutlass_C")
 FULL = (*WHOLE, *SAMPLE)
+# Beside the tree, as a build's own: the compiler cache knows paths by how deep they lie.
+_OUTPUT = "sampled"
 # What FULL's objects come from, and the profile that builds them.
 _PROFILE = """
 [profiles.sampled]
@@ -78,12 +80,12 @@ def full_set(folder: Path, jobs: int) -> None:
         subprocess.run(
             [
                 sys.executable, "-m", "sm121", "shell", "--profile", "sampled", "--",
-                sys.executable, __file__, "--inside", str(copy / "build/sampled"),
-                "--jobs", str(jobs),
+                sys.executable, __file__, "--inside", str(copy / "build"), "--jobs", str(jobs),
             ],
             cwd=copy, env=environment_of(copy), check=True,
         )  # fmt: skip
-        objects = map(name_anywhere, ninja_objects(copy / "build/sampled"))
+        [output] = copy.glob(f"build/work/*/{_OUTPUT}")
+        objects = map(name_anywhere, ninja_objects(output))
         sides[name] = read_log(copy / "build"), list(objects)
     print(f"\n{'CPU minutes':34}{'stock':>12}{'ours':>12}{'ours/stock':>12}")
     (stock, stock_all), (ours, our_all) = sides["stock"], sides["ours"]
@@ -130,8 +132,10 @@ def ninja_objects(folder: Path) -> list[str]:
     return re.findall(r"^build (\S+\.o): C", text, re.MULTILINE)
 
 
-def sample_inside(output: Path, jobs: int) -> None:
-    """In a build's shell: configure, and compile the samples."""
+def sample_inside(build: Path, jobs: int) -> None:
+    """In a build's shell: configure, and compile the samples that were not measured yet."""
+    output = Path.cwd().parent / _OUTPUT
+    measured = read_log(build) if list(build.glob("log/*/objects.jsonl")) else None
     python = shutil.which("python")
     if python is None:
         raise SystemExit("no python on the shell's PATH")
@@ -145,8 +149,12 @@ def sample_inside(output: Path, jobs: int) -> None:
         if component_of(name) in WHOLE
         or name.endswith(tuple(f"/{f}.o" for f in SAMPLE.get(component_of(name), ())))
     ]
+    if measured:
+        known = measured.jobs.keys() | measured.hits
+        wanted = [name for name in wanted if name_anywhere(name) not in known]
     folder = next(output.glob("temp.*"))
-    subprocess.run(["ninja", "-C", folder, "-j", str(jobs), *wanted], check=True)
+    if wanted:
+        subprocess.run(["ninja", "-C", folder, "-j", str(jobs), *wanted], check=True)
 
 
 def main() -> None:
