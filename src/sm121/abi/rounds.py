@@ -43,7 +43,7 @@ def import_all(
                 python, site, those, first=first, bare=bare, opens=opens, operators=operators
             )
 
-        return _again(once, these, everything=bool(operators)) if emulated else once(these)
+        return _again(once, these, operators) if emulated else once(these)
 
     def only_open(these: Sequence[Extension], opens: Opens = ()) -> Rows:
         def once(those: Sequence[Extension]) -> Rows:
@@ -73,14 +73,25 @@ def driver_libraries(policy: Policy, driver: Driver) -> frozenset[str]:
 
 
 def _again(
-    once: Callable[[Sequence[Extension]], Rows], these: Sequence[Extension], *,
-    everything: bool = False,
+    once: Callable[[Sequence[Extension]], Rows], these: Sequence[Extension],
+    operators: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
     """qemu-user crashes now and then by itself; a fault of the module's own does it again.
-    everything: what comes after needs all that was imported before it, in one process (operators)."""
+
+    What passed once passes. Of what is not asked for but comes before (torch, a library that is
+    opened) only the last word counts: it is at fault if it fails again. An operator needs all that
+    was imported before it in one process, so where there are any, everything is done again.
+    """
     rows = once(these)
-    died = [one for one in these if DIED in rows[one.name].text]
-    return rows | once(these if everything else died) if died else rows
+    died = [name for name, row in rows.items() if row.result == "fail" and DIED in row.text]
+    if not died:
+        return rows
+    again = once(these if operators else [one for one in these if one.name in died])
+    asked = {one.name for one in these} | {f"torch.ops.{name}" for name in operators}
+    return {
+        name: rows[name] if name not in again or rows[name].result == "pass" else again[name]
+        for name in rows if name in asked
+    } | {name: row for name, row in again.items() if name not in asked}  # fmt: skip
 
 
 def _preloaded(

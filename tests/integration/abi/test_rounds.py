@@ -335,3 +335,101 @@ def test_an_init_that_fails_is_a_fault_in_any_wheel(tmp_path, build, body, says)
     files = {"pkg/__init__.py": b"", "pkg/x.abi3.so": build("x", body=body)}
     _, (fault,), _ = imported(tmp_path, files)
     assert says in fault.text
+
+
+class TestDiedOnce:
+    """qemu-user crashes now and then by itself; natively it is a file that aborts the first time."""
+
+    def dies(self, tmp_path, what="import os; os.abort()", *, times=1):
+        """Python that aborts as often. what: it does so by that."""
+        mark = tmp_path / "died"
+        return (
+            "import pathlib\n"
+            f"_mark = pathlib.Path({str(mark)!r})\n"
+            "_died = len(_mark.read_text()) if _mark.exists() else 0\n"
+            f"if _died < {times}:\n    _mark.write_text('x' * (_died + 1))\n    {what}\n"
+        ).encode()
+
+    def found(self, tmp_path, files, *, emulated=True, operators=()):
+        """Rows by name, and findings that are faults."""
+        ctx = context(wheel(WHEEL, files), policy=load_policy(), target=TARGET)
+        site = tmp_path / "site"
+        unpack_site([write_wheel(tmp_path, WHEEL, files)], site)
+        modules = extension_modules(ctx, import_roots(site))
+        rows = import_all(
+            HERE, site, modules, ctx.policy, driver="stub", emulated=emulated, first=["torch"],
+            operators=operators,
+        )  # fmt: skip
+        _, findings, _ = judge_imports(ctx, modules, rows)
+        return rows, [f for f in findings if f.severity == "fault"]
+
+    def files(self, build, torch, **more):
+        return {
+            "torch/__init__.py": torch, "pkg/__init__.py": b"", "pkg/x.abi3.so": build("x"),
+            "pkg/y.abi3.so": build("y"), **more,
+        }  # fmt: skip
+
+    def test_what_comes_first(self, tmp_path, build):
+        rows, faults = self.found(tmp_path, self.files(build, self.dies(tmp_path)))
+        assert faults == []
+        assert {name: row.result for name, row in rows.items()} == {
+            "pkg.x": "pass", "pkg.y": "pass",
+        }  # fmt: skip
+
+    def test_what_comes_first_dies_twice(self, tmp_path, build):
+        rows, faults = self.found(tmp_path, self.files(build, self.dies(tmp_path, times=2)))
+        assert rows["torch"].result == "fail"
+        assert sorted(f.names[0] for f in faults) == ["pkg.x", "pkg.y", "torch"]
+
+    def test_natively_once_is_a_fault(self, tmp_path, build):
+        files = self.files(build, self.dies(tmp_path))
+        assert self.found(tmp_path, files, emulated=False)[1] != []
+
+    def test_what_comes_first_and_fails_is_at_fault(self, tmp_path, build):
+        """It has crashed, but what it says the second time is its own."""
+        torch = self.dies(tmp_path) + b"raise ImportError('libgone')\n"
+        rows, (fault,) = self.found(tmp_path, self.files(build, torch))
+        assert fault.text == "torch: ImportError: libgone"
+        assert rows["pkg.x"].result == "pass"
+
+    @pytest.mark.parametrize("operators", [(), ("_C.here",)])
+    def test_a_module(self, tmp_path, build, operators):
+        files = self.files(build, b"class ops:\n  class _C:\n    here = 1\n")
+        files["sub/__init__.py"] = self.dies(tmp_path)
+        files["sub/z.abi3.so"] = build("z")
+        rows, faults = self.found(tmp_path, files, operators=operators)
+        assert faults == []
+        assert {row.result for row in rows.values()} == {"pass"}
+        assert len(rows) == 3 + len(operators)
+
+    @pytest.mark.parametrize(("times", "result"), [(1, "pass"), (2, "fail")])
+    def test_an_operator(self, tmp_path, build, times, result):
+        torch = (
+            b"class _C:\n  def __getattr__(self, name):\n    exec(" + repr(
+                self.dies(tmp_path, times=times).decode()).encode() + b", {})\n    return 1\n"
+            b"class ops:\n  _C = _C()\n"
+        )  # fmt: skip
+        rows, faults = self.found(tmp_path, self.files(build, torch), operators=["_C.here"])
+        assert rows["torch.ops._C.here"].result == result
+        assert [f.names for f in faults] == ([] if result == "pass" else [("torch.ops._C.here",)])
+        assert rows["pkg.y"].result == "pass"
+
+    def test_a_library_that_is_opened_before(self, tmp_path, build):
+        """Its constructor aborts the first time."""
+        mark = tmp_path / "opened"
+        source = (
+            "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+            "int torch_like(int x) { return x; }\n"
+            "__attribute__((constructor)) static void start(void) {\n"
+            f'  if (access("{mark}", F_OK)) {{ fclose(fopen("{mark}", "w")); abort(); }}\n}}\n'
+        )
+        path = "cuda/core/cu13/_tensor_bridge.abi3.so"
+        files = self.files(build, b"") | {
+            "torch/lib/libtorch.so": build.library(source).read_bytes(),
+            path: build("_tensor_bridge", function="torch_like"),
+        }
+        rows, faults = self.found(tmp_path, files)
+        assert mark.exists()
+        assert faults == []
+        assert rows["cuda.core.cu13._tensor_bridge"].result == "pass"
+        assert "torch/lib/libtorch.so" not in rows
