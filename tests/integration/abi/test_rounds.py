@@ -3,18 +3,24 @@
 Good ones of each kind are what real packages do; their names are in the tests.
 """
 
+import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 from make import context, wheel, write_wheel
 
 from sm121.abi.dynamic import Python, clean_environment, unpack_site
+from sm121.abi.interpreter import Interpreter
+from sm121.abi.live import Stage, with_dynamic
 from sm121.abi.modules import extension_modules, import_roots
 from sm121.abi.policy.load import load_policy
 from sm121.abi.rounds import import_all
 from sm121.abi.verdicts import judge_imports
+from sm121.abi.verify import verify
+from sm121.files import HashMemory
 from sm121.lock.pylock import Target
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(300)]
@@ -268,6 +274,41 @@ class TestDriver:
         rows, (fault,), _ = imported(tmp_path, files, driver=driver)
         assert rows["pkg.codec"].result == "fail"
         assert "libcuda.so.1" in fault.text
+
+
+def test_what_is_remembered_is_of_these_libraries_of_the_driver(tmp_path, build, monkeypatch):
+    """A container gets NVENC between two runs of verify-abi."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setattr("sm121.abi.driver._FOLDERS", (str(folder),))
+    (folder / "libcuda.so.1").touch()
+    library = folder / "libnvidia-encode.so.1"
+    init = (
+        "import ctypes, os\n"
+        f"ctypes.CDLL({str(library)!r} if os.path.exists({str(library)!r}) else {library.name!r})\n"
+    )
+    files = {"pkg/__init__.py": init.encode(), "pkg/codec.abi3.so": build("_codec")}
+    path = write_wheel(tmp_path, WHEEL, files)
+    policy, memory = load_policy(), HashMemory(tmp_path / "hashes.json")
+    report = verify([path], policy=policy, target=TARGET, arch="12.1a", cache=tmp_path / "cache")
+    python = Interpreter(how="native", version=PYTHON, program=Path(sys.executable))
+    stage = Stage(
+        context=context(wheel(WHEEL, files), policy=policy, target=TARGET), interpreter=python,
+        judged=(path,), around=(), complete=True, stub=None, scratch=tmp_path / "scratch",
+    )  # fmt: skip
+
+    def row():
+        known = with_dynamic(report, stage, cache=tmp_path / "cache", memory=memory)
+        (only,) = known.ran.imports
+        return only, known.ran.seconds
+
+    first = row()
+    assert first[0].result == "not run"
+    assert first == row()
+    shutil.copyfile(build.library("int encode(int x) { return x; }"), library)
+    assert row()[0].result == "pass"
+    library.unlink()
+    assert row() == first
 
 
 class TestUnimported:
