@@ -132,7 +132,7 @@ def _excuse(row: ImportRow, one: Extension, policy: Policy, driver: Driver) -> s
         stub = ", nor a stub for it (`nox -s build` makes one)" if library == LIBCUDA else ""
         return f"needs {library} of the GPU's driver, {place}{stub}"
     for rule in policy.imports:
-        if matches(one.file, rule.files) and rule.error in row.text:
+        if matches(one.file, rule.files) and any(said in row.text for said in rule.error):
             return rule.why
     return ""
 

@@ -357,6 +357,51 @@ class TestUnimported:
         assert "SystemError" in fault.text
 
 
+class TestTk:
+    """Pillow's module for Tk imports tkinter, which each Python without Tk refuses in its own words."""
+
+    def imported(self, tmp_path, build, *, tkinter, **more):
+        body = 'if (!PyImport_ImportModule("tkinter")) return 0;'
+        files = {
+            "PIL/__init__.py": b"", "tkinter/__init__.py": tkinter,
+            "PIL/_imagingtk.abi3.so": build("_imagingtk", body=body, **more),
+        }  # fmt: skip
+        rows, faults, _ = imported(tmp_path, files)
+        return rows["PIL._imagingtk"], faults
+
+    @pytest.mark.parametrize(
+        "says",
+        [
+            "No module named 'tkinter'", "No module named '_tkinter'",
+            "libtk8.6.so: cannot open shared object file: No such file or directory",
+            "libtcl8.6.so: cannot open shared object file: No such file or directory",
+        ],
+    )  # fmt: skip
+    def test_is_not_installed(self, tmp_path, build, says):
+        row, faults = self.imported(
+            tmp_path, build, tkinter=f"raise ImportError({says!r})".encode()
+        )
+        assert faults == []
+        assert row.result == "not run"
+        assert "images for Tk" in row.text
+
+    @pytest.mark.parametrize("says", ["No module named 'PIL._tkinter_finder'", "libX11.so.6: cannot open shared object file"])  # fmt: skip
+    def test_another_failure_is_not_excused(self, tmp_path, build, says):
+        row, (fault,) = self.imported(
+            tmp_path, build, tkinter=f"raise ImportError({says!r})".encode()
+        )
+        assert row.result == "fail"
+        assert says in fault.text
+
+    def test_damaged(self, tmp_path, build):
+        """That Tk is missing does not hide a symbol that it lacks."""
+        row, (fault,) = self.imported(
+            tmp_path, build, tkinter=b"raise ImportError(\"No module named '_tkinter'\")", function=GONE
+        )  # fmt: skip
+        assert row.result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+
 def test_what_policy_lets_fail_is_not_run_with_its_reason(tmp_path, build):
     """numba tries its threading layers in turn; TBB is not there."""
     stub = build.library("int tbb(int x) { return x; }", "-Wl,-soname,libtbb.so.12")
