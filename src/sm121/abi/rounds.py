@@ -97,23 +97,28 @@ def _again(
 def _preloaded(
     rows: Rows, modules: Sequence[Extension], policy: Policy, site: Path, load: Load
 ) -> Rows:
-    """New rows of those that lack a symbol, where policy says what their package opens before."""
+    """New rows of those that lack a symbol, where policy says what their package opens before. A
+    library that can't be opened is told of with the modules that wait for it: it has no row."""
     out: Rows = {}
     for rule in policy.preload:
+        now = rows | out
         waiting = [
             one for one in modules
-            if rows[one.name].result == "fail" and _OPEN in rows[one.name].text
+            if now[one.name].result == "fail" and _OPEN in now[one.name].text
             and matches(one.file, rule.for_files)
         ]  # fmt: skip
         if not waiting:
             continue
         opens = [(path, rule.scope == "global") for path in _found(site, rule.opens)]
-        out |= load(waiting, opens)
+        loaded = load(waiting, opens)
+        shut = [
+            f"{path} can't be opened: {loaded[path].text}" for path, _ in opens if path in loaded
+        ]
+        opened = ", ".join(path for path, _ in opens if path not in loaded)
+        with_them = f"with {opened or 'nothing of what policy names'} opened before: {rule.why}"
         for name in (one.name for one in waiting):
-            told = f"{out[name].text}; " if out[name].text else ""
-            opened = ", ".join(path for path, _ in opens) or "nothing of what policy names"
-            text = f"{told}with {opened} opened before: {rule.why}"
-            out[name] = dataclasses.replace(out[name], text=text)
+            told = [part for part in (loaded[name].text, *shut, with_them) if part]
+            out[name] = dataclasses.replace(loaded[name], text="; ".join(told))
     return out
 
 

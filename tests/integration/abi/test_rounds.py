@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from make import context, wheel, write_wheel
 
+from sm121.abi.context import matches
 from sm121.abi.dynamic import Python, clean_environment, unpack_site
 from sm121.abi.interpreter import Interpreter
 from sm121.abi.live import Stage, with_dynamic
@@ -62,10 +63,10 @@ def build(tmp_path):
     return extension
 
 
-def imported(tmp_path, files, *, driver="stub", name=WHEEL):
+def imported(tmp_path, files, *, driver="stub", name=WHEEL, policy=None):
     """Rows by module, findings that are faults, and what was not run, of a wheel of these files."""
     one = wheel(name, files)
-    policy = load_policy()
+    policy = policy or load_policy()
     ctx = context(one, policy=policy, target=TARGET)
     site = tmp_path / "site"
     unpack_site([write_wheel(tmp_path, name, files)], site)
@@ -207,6 +208,32 @@ class TestOpenedBefore:
         rows, (fault,), _ = imported(tmp_path, self.files(build, GONE))
         assert rows["cuda.core.cu13._tensor_bridge"].result == "fail"
         assert f"undefined symbol: {GONE}" in fault.text
+
+    @pytest.mark.parametrize("function", ["torch_like", GONE])
+    def test_two_rules_for_one_file(self, tmp_path, build, function):
+        """One that passed is not judged again by what another rule opens."""
+        policy = load_policy()
+        (rule,) = (rule for rule in policy.preload if matches(self.PATH, rule.for_files))
+        other = rule.model_copy(update={"opens": ("other/lib*.so",), "why": "the other rule"})
+        files = self.files(build, function) | {
+            "other/libempty.so": build.library("int empty;").read_bytes()
+        }
+        for more in ((other, *policy.preload), (*policy.preload, other)):
+            changed = policy.model_copy(update={"preload": more})
+            rows, faults, _ = imported(tmp_path, files, policy=changed)
+            row = rows["cuda.core.cu13._tensor_bridge"]
+            assert row.result == ("pass" if function == "torch_like" else "fail")
+            assert bool(faults) == (row.result == "fail")
+
+    def test_a_library_that_cannot_be_opened(self, tmp_path, build):
+        """Told of with the module, which is of a wheel and a file."""
+        files = self.files(build, "torch_like") | {"torch/lib/libtorch.so": b"no ELF file"}
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert set(rows) == {"cuda.core.cu13._tensor_bridge", "other.same"}
+        assert fault.file == self.PATH
+        assert "undefined symbol: torch_like" in fault.text
+        assert "torch/lib/libtorch.so can't be opened: OSError: " in fault.text
+        assert "with nothing of what policy names opened before" in fault.text
 
 
 class TestDriver:
