@@ -8,8 +8,8 @@ variables, no user site, no current directory on the path), in an empty working 
 that a stale `~/vllm` cannot be imported instead. Where there is no GPU, `libraries` has a
 driver stub.
 
-A crash ends only the module that caused it: results are read line by line, and the rest is
-run in another process.
+A crash ends only the module that caused it: results are read line by line (told.py), and the rest
+is run in another process.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sm121.abi.archive import Archive
 from sm121.abi.modules import Extension
 from sm121.abi.report import ImportRow
 from sm121.abi.scan import installed_path
+from sm121.abi.told import read_told
 
 _SCRIPT = Path(importer.__file__)
 DIED = "the interpreter died"
@@ -86,20 +87,11 @@ def run_imports(
                 [*python.command, "-I", "-c", _SCRIPT.read_text("utf-8"), json.dumps(request)],
                 cwd=Path(empty), env=dict(python.environment), check=False,
             )  # fmt: skip
-            current = ""
+            told, current = read_told(finished.output)
             before = len(results)
-            for line in finished.output.splitlines():
-                if not line.startswith(importer.MARK):
-                    continue
-                name, state, text = json.loads(line.removeprefix(importer.MARK))
-                if state == "begin":
-                    current = name
-                    continue
-                current = ""
-                if state == "fail" or name in asked:
-                    results[name] = ImportRow(
-                        module=name, result="fail" if state == "fail" else "pass", text=text
-                    )
+            for name, (result, text) in told.items():
+                if result == "fail" or name in asked:
+                    results[name] = ImportRow(module=name, result=result, text=text)
             if current:
                 text = f"{DIED} (exit status {finished.returncode})"
                 results[current] = ImportRow(module=current, result="fail", text=text)

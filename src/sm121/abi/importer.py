@@ -14,9 +14,11 @@ modules   [[name, file, inits]]: see modules.Extension
 files     [[name, file]]: opened by the loader, with every symbol looked up, and not imported
 operators names in torch.ops
 
-Prints lines of MARK and [name, 'begin' | 'pass' | 'fail', text]; a crash leaves a 'begin' alone.
+Prints lines of MARK and [name, 'begin' | 'pass' | 'fail', text]; a crash leaves a 'begin' alone. They
+go where standard output went at the start: a module may close it, or put another into its place.
 """
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -30,11 +32,16 @@ from types import ModuleType
 from typing import Any
 
 MARK = "sm121-import "
+_OUT = os.dup(1) if __name__ == "__main__" else 1
 
 
 def say(name: str, state: str, text: str = "") -> None:
-    # On a line of its own, whatever a module has printed.
-    print("\n" + MARK + json.dumps([name, state, text]), flush=True)
+    # What a module has printed stands before its verdict, which is on a line of its own.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    line = f"\n{MARK}{json.dumps([name, state, text])}\n".encode()
+    while line:
+        line = line[os.write(_OUT, line) :]
 
 
 def attempt(name: str, do: Callable[[], str]) -> None:

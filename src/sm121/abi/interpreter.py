@@ -19,8 +19,6 @@ from sm121.toolkit.machine import host_machine
 
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"
 _FULL = "import sys; print(sys.version.split()[0])"
-# Where drivers put it; a driver elsewhere is not seen, and the stub is used and said.
-_DRIVER = ("usr/lib/{machine}-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +95,3 @@ def of_environment(env: Path, target: Target) -> Interpreter | str:
     if target.machine != host_machine():
         return f"{env} is for {target.machine}, this machine is {host_machine()}"
     return Interpreter(how="native", version=target.python, program=program.absolute())
-
-
-def has_driver(machine: str) -> bool:
-    """Is the GPU's driver library on this machine?"""
-    return any(Path("/", f.format(machine=machine), "libcuda.so.1").exists() for f in _DRIVER)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from sm121.abi import cached
 from sm121.abi.context import Context
+from sm121.abi.driver import driver_identity, driver_kind
 from sm121.abi.dynamic import unpack_site
-from sm121.abi.interpreter import Interpreter, full_version, has_driver
+from sm121.abi.interpreter import Interpreter, full_version
 from sm121.abi.modules import Extension, extension_modules, import_roots
 from sm121.abi.report import Driver, NotRun, Ran, Report, to_json
 from sm121.abi.rounds import import_all
@@ -48,12 +49,16 @@ class Stage:
 
 
 def with_dynamic(report: Report, stage: Stage, *, cache: Path, memory: HashMemory) -> Report:
-    """The report with what the imports showed; remembered by content like the report itself."""
-    stub = memory.sha256(stage.stub) if stage.stub else ""
+    """The report with what the imports showed; remembered by content like the report itself, and
+    by what there is of the GPU's driver."""
+    driver = driver_identity(
+        stage.interpreter, stage.context.target.machine, stage.context.policy, stub=stage.stub,
+        sha256=memory.sha256(stage.stub) if stage.stub else "",
+    )  # fmt: skip
     key = cached.key(
         hashes={p.name: memory.sha256(p) for p in (*stage.judged, *stage.around)},
         judged=[p.name for p in stage.judged],
-        parts=("dynamic", sha256_text(to_json(report)), stage.interpreter.identity, stub),
+        parts=("dynamic", sha256_text(to_json(report)), stage.interpreter.identity, driver),
     )
     known = None if stage.site else cached.find(cache, key)
     if known is None:
@@ -108,11 +113,9 @@ def _made(folder: Path) -> Path:
 
 def _driver(stage: Stage, folder: Path) -> tuple[Driver, list[Path]]:
     """Which libcuda is used, and folders for LD_LIBRARY_PATH."""
-    machine = stage.context.target.machine
-    if stage.interpreter.how == "native" and has_driver(machine):
-        return "real", []
-    if stage.stub is None:
-        return "none", []
+    kind = driver_kind(stage.interpreter, stage.context.target.machine, stage.stub)
+    if kind != "stub" or stage.stub is None:
+        return kind, []
     folder.mkdir()
     # A copy: what a link points at may not be seen from inside a root of the target.
     shutil.copyfile(stage.stub, folder / "libcuda.so.1")

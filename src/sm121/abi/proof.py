@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from sm121.abi import interpreter, live
 from sm121.abi.context import Context, Expected
+from sm121.abi.driver import driver_identity
 from sm121.abi.gpu import Arch
 from sm121.abi.inputs import environment_site, manifest_beside, wheel_paths
 from sm121.abi.interpreter import Interpreter
@@ -204,3 +205,12 @@ def driver_stub(job: Job) -> Path | None:
     folder = job.layout.build / "toolkit" / f"{job.stack_name}-{job.target.name}"
     stub = folder / "cuda/lib64/stubs/libcuda.so"
     return stub if stub.is_file() else None
+
+
+def job_driver(job: Job, python: Interpreter) -> str:
+    """What there is of the GPU's driver where the job's imports are run, for fingerprints."""
+    stub = driver_stub(job)
+    return driver_identity(
+        python, job.target.machine, job.policy, stub=stub,
+        sha256=job.memory.sha256(stub) if stub else "",
+    )  # fmt: skip

@@ -43,7 +43,7 @@ def import_all(
                 python, site, those, first=first, bare=bare, opens=opens, operators=operators
             )
 
-        return _again(once, these, everything=bool(operators)) if emulated else once(these)
+        return _again(once, these, operators) if emulated else once(these)
 
     def only_open(these: Sequence[Extension], opens: Opens = ()) -> Rows:
         def once(those: Sequence[Extension]) -> Rows:
@@ -73,36 +73,52 @@ def driver_libraries(policy: Policy, driver: Driver) -> frozenset[str]:
 
 
 def _again(
-    once: Callable[[Sequence[Extension]], Rows], these: Sequence[Extension], *,
-    everything: bool = False,
+    once: Callable[[Sequence[Extension]], Rows], these: Sequence[Extension],
+    operators: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
     """qemu-user crashes now and then by itself; a fault of the module's own does it again.
-    everything: what comes after needs all that was imported before it, in one process (operators)."""
+
+    What passed once passes. Of what is not asked for but comes before (torch, a library that is
+    opened) only the last word counts: it is at fault if it fails again. An operator needs all that
+    was imported before it in one process, so where there are any, everything is done again.
+    """
     rows = once(these)
-    died = [one for one in these if DIED in rows[one.name].text]
-    return rows | once(these if everything else died) if died else rows
+    died = [name for name, row in rows.items() if row.result == "fail" and DIED in row.text]
+    if not died:
+        return rows
+    again = once(these if operators else [one for one in these if one.name in died])
+    asked = {one.name for one in these} | {f"torch.ops.{name}" for name in operators}
+    return {
+        name: rows[name] if name not in again or rows[name].result == "pass" else again[name]
+        for name in rows if name in asked
+    } | {name: row for name, row in again.items() if name not in asked}  # fmt: skip
 
 
 def _preloaded(
     rows: Rows, modules: Sequence[Extension], policy: Policy, site: Path, load: Load
 ) -> Rows:
-    """New rows of those that lack a symbol, where policy says what their package opens before."""
+    """New rows of those that lack a symbol, where policy says what their package opens before. A
+    library that can't be opened is told of with the modules that wait for it: it has no row."""
     out: Rows = {}
     for rule in policy.preload:
+        now = rows | out
         waiting = [
             one for one in modules
-            if rows[one.name].result == "fail" and _OPEN in rows[one.name].text
+            if now[one.name].result == "fail" and _OPEN in now[one.name].text
             and matches(one.file, rule.for_files)
         ]  # fmt: skip
         if not waiting:
             continue
         opens = [(path, rule.scope == "global") for path in _found(site, rule.opens)]
-        out |= load(waiting, opens)
+        loaded = load(waiting, opens)
+        shut = [
+            f"{path} can't be opened: {loaded[path].text}" for path, _ in opens if path in loaded
+        ]
+        opened = ", ".join(path for path, _ in opens if path not in loaded)
+        with_them = f"with {opened or 'nothing of what policy names'} opened before: {rule.why}"
         for name in (one.name for one in waiting):
-            told = f"{out[name].text}; " if out[name].text else ""
-            opened = ", ".join(path for path, _ in opens) or "nothing of what policy names"
-            text = f"{told}with {opened} opened before: {rule.why}"
-            out[name] = dataclasses.replace(out[name], text=text)
+            told = [part for part in (loaded[name].text, *shut, with_them) if part]
+            out[name] = dataclasses.replace(loaded[name], text="; ".join(told))
     return out
 
 
@@ -121,7 +137,7 @@ def _excuse(row: ImportRow, one: Extension, policy: Policy, driver: Driver) -> s
         stub = ", nor a stub for it (`nox -s build` makes one)" if library == LIBCUDA else ""
         return f"needs {library} of the GPU's driver, {place}{stub}"
     for rule in policy.imports:
-        if matches(one.file, rule.files) and rule.error in row.text:
+        if matches(one.file, rule.files) and any(said in row.text for said in rule.error):
             return rule.why
     return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 from sm121.abi.inputs import manifest_beside
 from sm121.abi.page import to_html
 from sm121.abi.policy.load import DEFAULT, load_policy
-from sm121.abi.proof import Job, find_interpreter, prove
+from sm121.abi.proof import Job, find_interpreter, job_driver, prove
 from sm121.abi.report import Report, to_json
 from sm121.abi.table import fits, how_run, render_table
 from sm121.context import Context, Results
@@ -44,7 +44,8 @@ class VerifyStage:
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
         lock = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
-        python = find_interpreter(self.job(context))
+        job = self.job(context)
+        python = find_interpreter(job)
         return {
             "wheelhouse": str(results["wheelhouse"]["manifest"]),
             "policy": sha256_text(
@@ -53,7 +54,8 @@ class VerifyStage:
             "family rules": context.memory.sha256(context.layout.pins / RULES),
             "lock of what is around it": context.memory.sha256(lock),
             "Python that runs it": python if isinstance(python, str) else python.identity,
-            "what verify-jit found": sha256_text(jit_section(self.job(context))),
+            "the GPU's driver": "" if isinstance(python, str) else job_driver(job, python),
+            "what verify-jit found": sha256_text(jit_section(job)),
         }
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from sm121 import proc
 from sm121.abi import interpreter
+from sm121.abi.driver import has_driver
 from sm121.abi.dynamic import clean_environment
-from sm121.abi.interpreter import Interpreter, full_version, has_driver
+from sm121.abi.interpreter import Interpreter, full_version
 from sm121.errors import EnvironmentFault
 from sm121.lock.pylock import Target
 from sm121.target.container import Container, emulator

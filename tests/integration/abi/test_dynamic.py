@@ -104,6 +104,33 @@ def test_operators_and_first(tmp_path):
     assert "AttributeError" in found["torch.ops._C.gone"].text
 
 
+def test_a_module_may_do_what_it_likes_with_standard_output(tmp_path):
+    """It puts another into its place, or closes it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    for name, text in {
+        "rebound": "import io, sys; sys.stdout = sys.stderr = io.StringIO()",
+        "none": "import sys; sys.stdout = None",
+        "closed": "import os, sys; sys.stdout.close(); os.close(1)",
+        "turned": "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+    }.items():
+        (site / f"{name}.py").write_text(text)
+        found = run_imports(HERE, site, modules(name, "last"))
+        assert found[name] == ImportRow(module=name, result="pass", text="")
+        assert found["last"].text.startswith("ModuleNotFoundError")
+
+
+def test_a_line_that_looks_like_a_verdict_is_the_modules_fault(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "odd.py").write_text("print('sm121-import and so on')")
+    (site / "last.py").write_text("")
+    found = run_imports(HERE, site, modules("odd", "last"))
+    assert found["odd"].result == "fail"
+    assert found["odd"].text.endswith("sm121-import and so on")
+    assert found["last"].result == "pass"
+
+
 def test_no_interpreter_is_said(tmp_path):
     false = Python(command=("/bin/false",), environment={})
     (row,) = run_imports(false, tmp_path, modules("a")).values()

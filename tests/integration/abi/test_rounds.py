@@ -3,18 +3,25 @@
 Good ones of each kind are what real packages do; their names are in the tests.
 """
 
+import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 from make import context, wheel, write_wheel
 
+from sm121.abi.context import matches
 from sm121.abi.dynamic import Python, clean_environment, unpack_site
+from sm121.abi.interpreter import Interpreter
+from sm121.abi.live import Stage, with_dynamic
 from sm121.abi.modules import extension_modules, import_roots
 from sm121.abi.policy.load import load_policy
 from sm121.abi.rounds import import_all
 from sm121.abi.verdicts import judge_imports
+from sm121.abi.verify import verify
+from sm121.files import HashMemory
 from sm121.lock.pylock import Target
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(300)]
@@ -56,10 +63,10 @@ def build(tmp_path):
     return extension
 
 
-def imported(tmp_path, files, *, driver="stub", name=WHEEL):
+def imported(tmp_path, files, *, driver="stub", name=WHEEL, policy=None):
     """Rows by module, findings that are faults, and what was not run, of a wheel of these files."""
     one = wheel(name, files)
-    policy = load_policy()
+    policy = policy or load_policy()
     ctx = context(one, policy=policy, target=TARGET)
     site = tmp_path / "site"
     unpack_site([write_wheel(tmp_path, name, files)], site)
@@ -202,6 +209,32 @@ class TestOpenedBefore:
         assert rows["cuda.core.cu13._tensor_bridge"].result == "fail"
         assert f"undefined symbol: {GONE}" in fault.text
 
+    @pytest.mark.parametrize("function", ["torch_like", GONE])
+    def test_two_rules_for_one_file(self, tmp_path, build, function):
+        """One that passed is not judged again by what another rule opens."""
+        policy = load_policy()
+        (rule,) = (rule for rule in policy.preload if matches(self.PATH, rule.for_files))
+        other = rule.model_copy(update={"opens": ("other/lib*.so",), "why": "the other rule"})
+        files = self.files(build, function) | {
+            "other/libempty.so": build.library("int empty;").read_bytes()
+        }
+        for more in ((other, *policy.preload), (*policy.preload, other)):
+            changed = policy.model_copy(update={"preload": more})
+            rows, faults, _ = imported(tmp_path, files, policy=changed)
+            row = rows["cuda.core.cu13._tensor_bridge"]
+            assert row.result == ("pass" if function == "torch_like" else "fail")
+            assert bool(faults) == (row.result == "fail")
+
+    def test_a_library_that_cannot_be_opened(self, tmp_path, build):
+        """Told of with the module, which is of a wheel and a file."""
+        files = self.files(build, "torch_like") | {"torch/lib/libtorch.so": b"no ELF file"}
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert set(rows) == {"cuda.core.cu13._tensor_bridge", "other.same"}
+        assert fault.file == self.PATH
+        assert "undefined symbol: torch_like" in fault.text
+        assert "torch/lib/libtorch.so can't be opened: OSError: " in fault.text
+        assert "with nothing of what policy names opened before" in fault.text
+
 
 class TestDriver:
     """PyNvVideoCodec opens the driver's libnvidia-encode.so.1 when it is imported."""
@@ -270,6 +303,41 @@ class TestDriver:
         assert "libcuda.so.1" in fault.text
 
 
+def test_what_is_remembered_is_of_these_libraries_of_the_driver(tmp_path, build, monkeypatch):
+    """A container gets NVENC between two runs of verify-abi."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setattr("sm121.abi.driver._FOLDERS", (str(folder),))
+    (folder / "libcuda.so.1").touch()
+    library = folder / "libnvidia-encode.so.1"
+    init = (
+        "import ctypes, os\n"
+        f"ctypes.CDLL({str(library)!r} if os.path.exists({str(library)!r}) else {library.name!r})\n"
+    )
+    files = {"pkg/__init__.py": init.encode(), "pkg/codec.abi3.so": build("_codec")}
+    path = write_wheel(tmp_path, WHEEL, files)
+    policy, memory = load_policy(), HashMemory(tmp_path / "hashes.json")
+    report = verify([path], policy=policy, target=TARGET, arch="12.1a", cache=tmp_path / "cache")
+    python = Interpreter(how="native", version=PYTHON, program=Path(sys.executable))
+    stage = Stage(
+        context=context(wheel(WHEEL, files), policy=policy, target=TARGET), interpreter=python,
+        judged=(path,), around=(), complete=True, stub=None, scratch=tmp_path / "scratch",
+    )  # fmt: skip
+
+    def row():
+        known = with_dynamic(report, stage, cache=tmp_path / "cache", memory=memory)
+        (only,) = known.ran.imports
+        return only, known.ran.seconds
+
+    first = row()
+    assert first[0].result == "not run"
+    assert first == row()
+    shutil.copyfile(build.library("int encode(int x) { return x; }"), library)
+    assert row()[0].result == "pass"
+    library.unlink()
+    assert row() == first
+
+
 class TestUnimported:
     """cuda.core has modules for two releases of CUDA and hides those of the other one."""
 
@@ -316,6 +384,51 @@ class TestUnimported:
         assert "SystemError" in fault.text
 
 
+class TestTk:
+    """Pillow's module for Tk imports tkinter, which each Python without Tk refuses in its own words."""
+
+    def imported(self, tmp_path, build, *, tkinter, **more):
+        body = 'if (!PyImport_ImportModule("tkinter")) return 0;'
+        files = {
+            "PIL/__init__.py": b"", "tkinter/__init__.py": tkinter,
+            "PIL/_imagingtk.abi3.so": build("_imagingtk", body=body, **more),
+        }  # fmt: skip
+        rows, faults, _ = imported(tmp_path, files)
+        return rows["PIL._imagingtk"], faults
+
+    @pytest.mark.parametrize(
+        "says",
+        [
+            "No module named 'tkinter'", "No module named '_tkinter'",
+            "libtk8.6.so: cannot open shared object file: No such file or directory",
+            "libtcl8.6.so: cannot open shared object file: No such file or directory",
+        ],
+    )  # fmt: skip
+    def test_is_not_installed(self, tmp_path, build, says):
+        row, faults = self.imported(
+            tmp_path, build, tkinter=f"raise ImportError({says!r})".encode()
+        )
+        assert faults == []
+        assert row.result == "not run"
+        assert "images for Tk" in row.text
+
+    @pytest.mark.parametrize("says", ["No module named 'PIL._tkinter_finder'", "libX11.so.6: cannot open shared object file"])  # fmt: skip
+    def test_another_failure_is_not_excused(self, tmp_path, build, says):
+        row, (fault,) = self.imported(
+            tmp_path, build, tkinter=f"raise ImportError({says!r})".encode()
+        )
+        assert row.result == "fail"
+        assert says in fault.text
+
+    def test_damaged(self, tmp_path, build):
+        """That Tk is missing does not hide a symbol that it lacks."""
+        row, (fault,) = self.imported(
+            tmp_path, build, tkinter=b"raise ImportError(\"No module named '_tkinter'\")", function=GONE
+        )  # fmt: skip
+        assert row.result == "fail"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+
 def test_what_policy_lets_fail_is_not_run_with_its_reason(tmp_path, build):
     """numba tries its threading layers in turn; TBB is not there."""
     stub = build.library("int tbb(int x) { return x; }", "-Wl,-soname,libtbb.so.12")
@@ -335,3 +448,101 @@ def test_an_init_that_fails_is_a_fault_in_any_wheel(tmp_path, build, body, says)
     files = {"pkg/__init__.py": b"", "pkg/x.abi3.so": build("x", body=body)}
     _, (fault,), _ = imported(tmp_path, files)
     assert says in fault.text
+
+
+class TestDiedOnce:
+    """qemu-user crashes now and then by itself; natively it is a file that aborts the first time."""
+
+    def dies(self, tmp_path, what="import os; os.abort()", *, times=1):
+        """Python that aborts as often. what: it does so by that."""
+        mark = tmp_path / "died"
+        return (
+            "import pathlib\n"
+            f"_mark = pathlib.Path({str(mark)!r})\n"
+            "_died = len(_mark.read_text()) if _mark.exists() else 0\n"
+            f"if _died < {times}:\n    _mark.write_text('x' * (_died + 1))\n    {what}\n"
+        ).encode()
+
+    def found(self, tmp_path, files, *, emulated=True, operators=()):
+        """Rows by name, and findings that are faults."""
+        ctx = context(wheel(WHEEL, files), policy=load_policy(), target=TARGET)
+        site = tmp_path / "site"
+        unpack_site([write_wheel(tmp_path, WHEEL, files)], site)
+        modules = extension_modules(ctx, import_roots(site))
+        rows = import_all(
+            HERE, site, modules, ctx.policy, driver="stub", emulated=emulated, first=["torch"],
+            operators=operators,
+        )  # fmt: skip
+        _, findings, _ = judge_imports(ctx, modules, rows)
+        return rows, [f for f in findings if f.severity == "fault"]
+
+    def files(self, build, torch, **more):
+        return {
+            "torch/__init__.py": torch, "pkg/__init__.py": b"", "pkg/x.abi3.so": build("x"),
+            "pkg/y.abi3.so": build("y"), **more,
+        }  # fmt: skip
+
+    def test_what_comes_first(self, tmp_path, build):
+        rows, faults = self.found(tmp_path, self.files(build, self.dies(tmp_path)))
+        assert faults == []
+        assert {name: row.result for name, row in rows.items()} == {
+            "pkg.x": "pass", "pkg.y": "pass",
+        }  # fmt: skip
+
+    def test_what_comes_first_dies_twice(self, tmp_path, build):
+        rows, faults = self.found(tmp_path, self.files(build, self.dies(tmp_path, times=2)))
+        assert rows["torch"].result == "fail"
+        assert sorted(f.names[0] for f in faults) == ["pkg.x", "pkg.y", "torch"]
+
+    def test_natively_once_is_a_fault(self, tmp_path, build):
+        files = self.files(build, self.dies(tmp_path))
+        assert self.found(tmp_path, files, emulated=False)[1] != []
+
+    def test_what_comes_first_and_fails_is_at_fault(self, tmp_path, build):
+        """It has crashed, but what it says the second time is its own."""
+        torch = self.dies(tmp_path) + b"raise ImportError('libgone')\n"
+        rows, (fault,) = self.found(tmp_path, self.files(build, torch))
+        assert fault.text == "torch: ImportError: libgone"
+        assert rows["pkg.x"].result == "pass"
+
+    @pytest.mark.parametrize("operators", [(), ("_C.here",)])
+    def test_a_module(self, tmp_path, build, operators):
+        files = self.files(build, b"class ops:\n  class _C:\n    here = 1\n")
+        files["sub/__init__.py"] = self.dies(tmp_path)
+        files["sub/z.abi3.so"] = build("z")
+        rows, faults = self.found(tmp_path, files, operators=operators)
+        assert faults == []
+        assert {row.result for row in rows.values()} == {"pass"}
+        assert len(rows) == 3 + len(operators)
+
+    @pytest.mark.parametrize(("times", "result"), [(1, "pass"), (2, "fail")])
+    def test_an_operator(self, tmp_path, build, times, result):
+        torch = (
+            b"class _C:\n  def __getattr__(self, name):\n    exec(" + repr(
+                self.dies(tmp_path, times=times).decode()).encode() + b", {})\n    return 1\n"
+            b"class ops:\n  _C = _C()\n"
+        )  # fmt: skip
+        rows, faults = self.found(tmp_path, self.files(build, torch), operators=["_C.here"])
+        assert rows["torch.ops._C.here"].result == result
+        assert [f.names for f in faults] == ([] if result == "pass" else [("torch.ops._C.here",)])
+        assert rows["pkg.y"].result == "pass"
+
+    def test_a_library_that_is_opened_before(self, tmp_path, build):
+        """Its constructor aborts the first time."""
+        mark = tmp_path / "opened"
+        source = (
+            "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+            "int torch_like(int x) { return x; }\n"
+            "__attribute__((constructor)) static void start(void) {\n"
+            f'  if (access("{mark}", F_OK)) {{ fclose(fopen("{mark}", "w")); abort(); }}\n}}\n'
+        )
+        path = "cuda/core/cu13/_tensor_bridge.abi3.so"
+        files = self.files(build, b"") | {
+            "torch/lib/libtorch.so": build.library(source).read_bytes(),
+            path: build("_tensor_bridge", function="torch_like"),
+        }
+        rows, faults = self.found(tmp_path, files)
+        assert mark.exists()
+        assert faults == []
+        assert rows["cuda.core.cu13._tensor_bridge"].result == "pass"
+        assert "torch/lib/libtorch.so" not in rows

@@ -2,10 +2,13 @@
 
 import hashlib
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from make import Sym, elf, write_wheel
 
+from sm121.abi.interpreter import Interpreter
 from sm121.abi.stage import VerifyStage
 from sm121.context import Context, Options
 from sm121.errors import AbiFault
@@ -131,6 +134,24 @@ def test_the_page_says_what_verify_jit_found_of_this_source(context, finish, scr
     recipes.unlink()
     finish()
     assert f"Stack {context.stack_name} has no jit.toml" in page.read_text()
+
+
+def test_runs_again_when_a_library_of_the_driver_comes(
+    context, finish, screen, tmp_path, monkeypatch
+):
+    """A container gets NVENC: what could not be run before can be now."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setattr("sm121.abi.driver._FOLDERS", (str(folder),))
+    python = Interpreter(how="native", version="3.12", program=Path(sys.executable))
+    monkeypatch.setattr("sm121.abi.stage.find_interpreter", lambda _job: python)
+    (folder / "libcuda.so.1").touch()
+    finish()
+    _, ran = run_stages(context, [House(), VerifyStage()], dry_run=True)
+    assert not ran
+    (folder / "libnvidia-encode.so.1").touch()
+    finish()
+    assert "verify      the GPU's driver changed" in screen.text
 
 
 def test_faults_stop_the_build_and_name_the_report(context, finish, screen):

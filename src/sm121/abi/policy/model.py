@@ -86,11 +86,11 @@ def compiled_here(version: str) -> bool:
 
 
 class Unimported(Model):
-    """Extension modules whose import may fail, if the failure says `error`. They are then 'not run',
-    and their files only opened."""
+    """Extension modules whose import may fail, if the failure says one of `error`. They are then
+    'not run', and their files only opened."""
 
     files: Annotated[tuple[Glob, ...], Field(min_length=1)]
-    error: Annotated[str, Field(min_length=10)]
+    error: Annotated[tuple[Annotated[str, Field(min_length=10)], ...], Field(min_length=1)]
     why: Why
 
 
