@@ -94,7 +94,8 @@ def patch_entries(context: Context, results: Results) -> tuple[PatchEntry, ...]:
 def first_start(context: Context, results: Results) -> tuple[FirstStartEntry, ...] | None:
     """What verify-jit said, but for what this wheelhouse's JIT cache holds."""
     last = read_last(last_file(context.layout.build, context.stack_name))
-    if last is None or last.source.tree != results["patch"].get("tree") or last.first_start is None:
+    tree = results["patch"].get("tree", "")
+    if last is None or not last.is_of(commit="", tree=tree) or last.first_start is None:
         return None
     return tuple(
         FirstStartEntry(
