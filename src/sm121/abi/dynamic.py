@@ -64,7 +64,7 @@ def run_imports(
     operators: Sequence[str] = (), bare: Sequence[tuple[str, str]] = (),
     opens: Sequence[tuple[str, bool]] = (), files: Sequence[Extension] = (),
 ) -> dict[str, ImportRow]:  # fmt: skip
-    """Module (or 'torch.ops.NAME', or a file of `opens` or of `first` that failed) → its row.
+    """Label of a module (or 'torch.ops.NAME', or what failed of `opens` and `first`) → its row.
 
     first: imported before all others (torch). bare: packages, with their folders, whose own
     __init__ is not run, since what it imports is not in the set. opens: libraries that are opened
@@ -72,7 +72,7 @@ def run_imports(
     """
     results: dict[str, ImportRow] = {}
     left = {one.name: one for one in modules}
-    shut = {one.name: one for one in files}
+    shut = {one.label: one for one in files}
     pending = {f"torch.ops.{name}": name for name in operators}
     asked = {*left, *shut, *pending}
     with tempfile.TemporaryDirectory(prefix="sm121-empty-") as empty:
@@ -80,7 +80,7 @@ def run_imports(
             request = {
                 "site": str(site), "first": list(first), "bare": list(bare), "opens": list(opens),
                 "modules": [[one.name, one.file, one.inits] for one in left.values()],
-                "files": [[one.name, one.file] for one in shut.values()],
+                "files": [[one.label, one.file] for one in shut.values()],
                 "operators": list(pending.values()),
             }  # fmt: skip
             finished = proc.run(

@@ -11,7 +11,7 @@ opens     [[library, global]]: files that are opened before the modules, visible
           loaded after them, or by their SONAME only
 bare      [[name, folder]]: packages whose own __init__ is not run
 modules   [[name, file, inits]]: see modules.Extension
-files     [[name, file]]: opened by the loader, with every symbol looked up, and not imported
+files     [[label, file]]: opened by the loader, with every symbol looked up, and not imported
 operators names in torch.ops
 
 Prints lines of MARK and [name, 'begin' | 'pass' | 'fail', text]; a crash leaves a 'begin' alone. They

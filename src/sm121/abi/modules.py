@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,25 @@ from sm121.abi.facts import Binary
 from sm121.abi.symbols import INIT, is_extension_binary
 
 _SUFFIX = re.compile(r"\.(?:abi3|cpython-[\w-]+)?\.?so$")
+# In which order they are tried (CPython's Python/dynload_shlib.c, _PyImport_DynLoadFiletab).
+_ORDER = (".cpython-", ".abi3.so", ".so")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """An extension module. file: path in site-packages. name: dotted, as it is imported. inits:
     for which names its init functions are, where none is for the file's own (PEP 489, PyInit_NAME):
-    then its package loads it by file."""
+    then its package loads it by file. behind: the file that Python takes for that name before it."""
 
     name: str
     file: str
     inits: tuple[str, ...] = ()
+    behind: str = ""
+
+    @property
+    def label(self) -> str:
+        """What its row is called: its name, which is not enough for one that Python does not take."""
+        return f"{self.name} ({self.file})" if self.behind else self.name
 
     def parents(self) -> Iterator[tuple[str, str]]:
         """Its packages and their folders, outer ones first."""
@@ -33,15 +42,20 @@ class Extension:
 
 
 def extension_modules(context: Context, roots: Sequence[str] = ()) -> list[Extension]:
-    """The judged extension modules that the target's Python would load, by name. roots: folders in
-    site-packages that are on the path too."""
-    found = [
-        _extension(binary, roots)
+    """The judged extension modules that are the target's Python's, by name. roots: folders in
+    site-packages that are on the path too, in their order."""
+    found = {
+        binary.path: _extension(binary, roots)  # two wheels may own one path
         for wheel in context.subjects
         for binary in wheel.binaries
         if is_extension_binary(binary) and context.for_interpreter(binary)
-    ]
-    return sorted(found, key=lambda one: one.name)
+    }
+    taken: dict[str, str] = {}
+    out: list[Extension] = []
+    for one in sorted(found.values(), key=lambda one: (one.name, _place(one.file, roots))):
+        first = taken.setdefault(one.name, one.file)
+        out.append(one if first == one.file else dataclasses.replace(one, behind=first))
+    return out
 
 
 def import_roots(site: Path) -> list[str]:
@@ -55,11 +69,24 @@ def import_roots(site: Path) -> list[str]:
     return [line for line in named if not line.startswith(("/", ".")) and (site / line).is_dir()]
 
 
+def _root(path: str, roots: Sequence[str]) -> str:
+    """The innermost that it lies in: a package below it has its name from there. '' for none."""
+    return max((root for root in roots if path.startswith(f"{root}/")), key=len, default="")
+
+
+def _place(path: str, roots: Sequence[str]) -> tuple[int, int, str]:
+    """Sorts files of one module name as Python looks for them: along its path, then by suffix."""
+    name = path.rpartition("/")[2]
+    return (
+        ["", *roots].index(_root(path, roots)),
+        next((rank for rank, suffix in enumerate(_ORDER) if suffix in name), len(_ORDER)), path,
+    )  # fmt: skip
+
+
 def _extension(binary: Binary, roots: Sequence[str]) -> Extension:
     path = binary.path
-    # The innermost: a package below it has its name from there.
-    inside = [f"{root}/" for root in roots if path.startswith(f"{root}/")]
-    name = _SUFFIX.sub("", path.removeprefix(max(inside, key=len, default=""))).replace("/", ".")
+    root = _root(path, roots)
+    name = _SUFFIX.sub("", path.removeprefix(f"{root}/" if root else "")).replace("/", ".")
     assert binary.elf is not None
     inits = sorted(n.removeprefix(INIT) for n in binary.elf.exports.plain if n.startswith(INIT))
     own = name.rpartition(".")[2] in inits

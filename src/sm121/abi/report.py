@@ -134,8 +134,9 @@ class NotRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportRow:
-    """One module (or 'torch.ops.NAME') that was imported. text: what went wrong, why it was not
-    run, or how it was imported, if not by its own name."""
+    """One module (or 'torch.ops.NAME') that was imported; with its file, if Python takes another one
+    for that name. text: what went wrong, why it was not run, or how it was imported, if not by its
+    own name."""
 
     module: str
     result: Literal["pass", "fail", "not run"]

@@ -3,7 +3,8 @@ that is known.
 
 What policy says is opened before a module is opened only for one that lacks a symbol. A module that
 needs what is not here by right (the GPU's driver, or what policy says by `imports`) is no fault and
-no pass: it is 'not run', but its file is opened, so that a symbol it lacks is seen all the same.
+no pass: it is 'not run', but its file is opened, so that a symbol it lacks is seen all the same. So is
+a file that Python does not take, since another one of that module's name comes before it.
 """
 
 from __future__ import annotations
@@ -51,15 +52,17 @@ def import_all(
 
         return _again(once, these) if emulated else once(these)
 
-    rows = load(modules, operators=operators)
-    rows |= _preloaded(rows, modules, policy, site, load)
-    excuses = {one: _excuse(rows[one.name], one, policy, driver) for one in modules}
+    taken = [one for one in modules if not one.behind]
+    rows = load(taken, operators=operators)
+    rows |= _preloaded(rows, taken, policy, site, load)
+    rows |= {one.label: _behind(one) for one in modules if one.behind}
+    excuses = {one: _excuse(rows[one.label], one, policy, driver) for one in modules}
     excused = [one for one, why in excuses.items() if why]
     opened = only_open(excused) if excused else {}
     opened |= _preloaded(opened, excused, policy, site, only_open)
     libraries = driver_libraries(policy, driver)
     rows |= {
-        one.name: _excused(rows[one.name], opened[one.name], excuses[one], libraries)
+        one.label: _excused(rows[one.label], opened[one.label], excuses[one], libraries)
         for one in excused
     }
     return rows
@@ -86,8 +89,8 @@ def _again(
     died = [name for name, row in rows.items() if row.result == "fail" and DIED in row.text]
     if not died:
         return rows
-    again = once(these if operators else [one for one in these if one.name in died])
-    asked = {one.name for one in these} | {f"torch.ops.{name}" for name in operators}
+    again = once(these if operators else [one for one in these if one.label in died])
+    asked = {one.label for one in these} | {f"torch.ops.{name}" for name in operators}
     return {
         name: rows[name] if name not in again or rows[name].result == "pass" else again[name]
         for name in rows if name in asked
@@ -104,7 +107,7 @@ def _preloaded(
         now = rows | out
         waiting = [
             one for one in modules
-            if now[one.name].result == "fail" and _OPEN in now[one.name].text
+            if now[one.label].result == "fail" and _OPEN in now[one.label].text
             and matches(one.file, rule.for_files)
         ]  # fmt: skip
         if not waiting:
@@ -116,10 +119,15 @@ def _preloaded(
         ]
         opened = ", ".join(path for path, _ in opens if path not in loaded)
         with_them = f"with {opened or 'nothing of what policy names'} opened before: {rule.why}"
-        for name in (one.name for one in waiting):
+        for name in (one.label for one in waiting):
             told = [part for part in (loaded[name].text, *shut, with_them) if part]
             out[name] = dataclasses.replace(loaded[name], text="; ".join(told))
     return out
+
+
+def _behind(one: Extension) -> ImportRow:
+    """The row of a file that Python does not import, before it is excused for that."""
+    return ImportRow(module=one.label, result="fail", text="was not imported")
 
 
 def _found(site: Path, globs: Sequence[str]) -> list[str]:
@@ -131,6 +139,8 @@ def _excuse(row: ImportRow, one: Extension, policy: Policy, driver: Driver) -> s
     """Why a failed import is not the module's fault, '' if that is not known."""
     if row.result != "fail":
         return ""
+    if one.behind:
+        return f"Python takes {one.behind} for {one.name}"
     if library := _lacks(row, driver_libraries(policy, driver)):
         # A machine may have the driver and not this part of it (a container without `video`).
         place = "which this machine's lacks" if driver == "real" else "which is not here"

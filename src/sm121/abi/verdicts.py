@@ -18,7 +18,7 @@ def judge_imports(
     """Rows by name, findings, and what was not run. What policy lets fail (`optional`) was not run
     either: its row says why."""
     owners = {b.path: wheel for wheel in context.subjects for b in wheel.binaries}
-    files = {one.name: one.file for one in modules}
+    files = {one.label: one.file for one in modules}
     judged: list[ImportRow] = []
     found: list[Finding] = []
     not_run = [

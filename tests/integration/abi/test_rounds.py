@@ -384,6 +384,41 @@ class TestUnimported:
         assert "SystemError" in fault.text
 
 
+class TestBehindAnotherOfItsName:
+    """Only the file whose suffix Python tries first is imported (the build's own, abi3, plain)."""
+
+    def files(self, build, **more):
+        return {
+            "pkg/__init__.py": b"", f"pkg/x.cpython-{PYTHON.replace('.', '')}-{MACHINE}-linux-gnu.so": build("x"),
+            "pkg/x.abi3.so": build("x", **more),
+        }  # fmt: skip
+
+    def test_is_not_run_and_its_file_is_opened(self, tmp_path, build):
+        rows, faults, not_run = imported(tmp_path, self.files(build, body="return 0;"))
+        assert faults == []
+        assert {name: row.result for name, row in rows.items()} == {
+            "pkg.x": "pass", "pkg.x (pkg/x.abi3.so)": "not run",
+        }  # fmt: skip
+        (one,) = not_run
+        assert one.check == "import pkg.x (pkg/x.abi3.so)"
+        assert one.reason.startswith("Python takes pkg/x.cpython-")
+        assert one.reason.endswith("for pkg.x; its file was opened, and every symbol found")
+
+    def test_damaged(self, tmp_path, build):
+        rows, (fault,), _ = imported(tmp_path, self.files(build, function=GONE))
+        assert rows["pkg.x"].result == "pass"
+        assert fault.file == "pkg/x.abi3.so"
+        assert f"undefined symbol: {GONE}" in fault.text
+
+    def test_the_one_that_is_taken_is_damaged(self, tmp_path, build):
+        files = self.files(build)
+        path = next(path for path in files if "cpython" in path)
+        files[path] = build("x", function=GONE)
+        rows, (fault,), _ = imported(tmp_path, files)
+        assert rows["pkg.x"].result == "fail"
+        assert fault.file == path
+
+
 class TestTk:
     """Pillow's module for Tk imports tkinter, which each Python without Tk refuses in its own words."""
 
