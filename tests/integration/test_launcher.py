@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 
 from sm121.compile import launcher
 from sm121.compile.budget import taken
-from sm121.compile.records import CostFolder, known_costs, read_records, write_settings
+from sm121.compile.records import Cost, CostFolder, known_costs, read_records, write_settings
 
 GIB = 1 << 30
 
@@ -27,11 +27,12 @@ class Launch:
     folder: Path
     place: CostFolder
 
-    def settings(self, *, memory: int = 100 * GIB, default: int = GIB, run: str = "one") -> None:
-        write_settings(
-            self.place, run=run, costs=known_costs(read_records(self.place.records)),
-            memory=memory, default=default,
-        )  # fmt: skip
+    def settings(
+        self, *, memory: int = 100 * GIB, default: int = GIB, run: str = "one",
+        shipped: Mapping[str, Cost] | None = None,
+    ) -> None:  # fmt: skip
+        costs = {**(shipped or {}), **known_costs(read_records(self.place.records))}
+        write_settings(self.place, run=run, costs=costs, memory=memory, default=default)
 
     def argv(self, *command: object) -> list[str]:
         return [sys.executable, "-IS", launcher.__file__, *map(str, command)]
@@ -146,6 +147,20 @@ def test_measured_memory_replaces_the_default(launch: Launch) -> None:
         process.communicate()
     first, second = sorted((r for r in launch.records if r.run == "two"), key=lambda r: r.start)
     assert second.start < first.end
+
+
+def test_what_five_of_its_kind_took_replaces_the_default_too(launch: Launch) -> None:
+    slow = ("sh", "-c", "sleep 0.6", "-o")
+    objects = [f"CMakeFiles/_fa2.dir/{name}.cu.o" for name in "abcdefg"]
+    for enough in (4, 5):
+        shipped = {name: Cost(cpu=1, rss=GIB // 4) for name in objects[:enough]}
+        launch.settings(memory=GIB * 3 // 2, run=str(enough), shipped=shipped)
+        for process in [launch.start(*slow, name) for name in objects[5:]]:
+            process.communicate()
+        records = [r for r in launch.records if r.run == str(enough)]
+        first, second = sorted(records, key=lambda r: r.start)
+        assert (second.start < first.end) == (enough == 5)
+        launch.place.records.unlink()
 
 
 def test_memory_is_held_until_the_compiler_ends_even_if_the_launcher_was_killed(

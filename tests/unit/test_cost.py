@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from sm121.compile.launcher import kind_of
 from sm121.compile.page import to_html
-from sm121.compile.records import Cost, Record, known_costs, read_records, shipped_costs
+from sm121.compile.records import (
+    Cost,
+    Record,
+    kinds_of,
+    known_costs,
+    read_records,
+    shipped_costs,
+)
 from sm121.compile.schedule import Job, longest_first, wall_seconds
 from sm121.compile.timeline import Link, lanes, read_links, summarise, trace
 from sm121.pins.load import load_stack
@@ -76,6 +84,16 @@ def test_costs_that_come_with_a_stack(tmp_path: Path) -> None:
         "a.o": Cost(cpu=1.5, rss=7),
         "CMakeFiles/_fa2.dir/build/third-party/flash-0123/tree/b.cu.o": Cost(cpu=2.5, rss=8),
     }
+
+
+def test_an_object_that_was_not_measured_is_taken_for_the_largest_of_its_kind() -> None:
+    def costs(suffix: str, *gib: int) -> dict[str, Cost]:
+        folder = "sub/CMakeFiles/_fa2.dir/home/x.dir/src"
+        return {f"{folder}/{n}.{suffix}.o": Cost(cpu=1, rss=n * GIB) for n in gib}
+
+    cu, cpp = costs("cu", 1, 2, 5, 3, 4), costs("cpp", 1, 2, 3, 4)
+    assert kinds_of({**cu, **cpp}) == {"_fa2 .cu": 5 * GIB}  # of .cpp there are too few
+    assert kind_of("CMakeFiles/_fa2.dir/a.b.cu.o") == "_fa2 .cu"
 
 
 def test_a_cost_measured_here_is_found_in_another_folder(

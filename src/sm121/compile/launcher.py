@@ -79,6 +79,13 @@ def objects_of(argv: list[str]) -> tuple[str, str] | None:
         return None
 
 
+def kind_of(target: str) -> str:
+    """The CMake target that an object belongs to and its source's suffix, as '_vllm_fa2_C .cu':
+    objects of one kind need about as much memory."""
+    component = target.partition(".dir/")[0].rpartition("/")[2]
+    return f"{component} {os.path.splitext(target.removesuffix('.o'))[1]}"
+
+
 def read_settings(path: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
@@ -91,14 +98,16 @@ def read_settings(path: str) -> dict[str, Any] | None:
 
 
 def take_share(settings: dict[str, Any], target: str) -> Any:
-    """Memory for this object, measured or the default; None, and said, if the folder is lost."""
+    """Memory for this object: measured, or that of its kind, or the default; None, and said, if the
+    folder is lost."""
     # Found beside this file, since -I leaves the script's folder out of the search path.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from sm121.compile.budget import take
     from sm121.compile.memory import available_memory
 
     known = settings["objects"].get(target)
-    need = int(known["rss"] * _HEADROOM) if known else int(settings["default"])
+    measured = known["rss"] if known else settings.get("kinds", {}).get(kind_of(target))
+    need = int(measured * _HEADROOM) if measured else int(settings["default"])
     try:
         return take(
             settings["budget"], need=need, total=settings["memory"], available=available_memory

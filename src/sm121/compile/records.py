@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sm121.compile.launcher import kind_of
 from sm121.files import write_atomic
 
 _COMPONENT = re.compile(r"CMakeFiles/([^/]+)\.dir/")
@@ -21,6 +22,8 @@ _COMPONENT = re.compile(r"CMakeFiles/([^/]+)\.dir/")
 _SOURCE = re.compile(r"\{([^{}/]+)\}")
 # Of a killed compile only what it had reached is known; the next time it gets this much more.
 _KILLED = 1.5
+# Of so many objects of a kind the largest stands for those that were not measured.
+_ENOUGH = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,12 +148,21 @@ def read_run(place: CostFolder) -> str:
     return str(json.loads(place.settings.read_text(encoding="utf-8"))["run"])
 
 
+def kinds_of(costs: Mapping[str, Cost]) -> dict[str, int]:
+    """Bytes of the largest object of each kind (launcher.kind_of) that enough were measured of."""
+    sizes: dict[str, list[int]] = {}
+    for name, cost in costs.items():
+        sizes.setdefault(kind_of(name), []).append(cost.rss)
+    return {kind: max(some) for kind, some in sorted(sizes.items()) if len(some) >= _ENOUGH}
+
+
 def write_settings(
     place: CostFolder, *, run: str, costs: Mapping[str, Cost], memory: int, default: int
 ) -> None:
     """What the launcher and the order of objects need: a JSON file that SM121_LAUNCH names.
 
-    memory: bytes that all compiles may take together; default: for an object never measured.
+    memory: bytes that all compiles may take together; default: for an object that was never
+    measured, of a kind that wasn't either.
     """
     settings = {
         "run": run,
@@ -158,6 +170,7 @@ def write_settings(
         "budget": str(place.folder / "budget"),
         "memory": memory,
         "default": default,
+        "kinds": kinds_of(costs),
         "objects": {name: asdict(cost) for name, cost in sorted(costs.items())},
     }
     write_atomic(place.settings, json.dumps(settings, indent=1))
