@@ -66,29 +66,9 @@ memory-per-job-gib = 10
 
 def full_set(folder: Path, jobs: int) -> None:
     """Configure the full set stock and ours, compile the samples, print the table."""
-    sides = {}
-    for name in ("stock", "ours"):
-        copy = copy_of(folder, name)
-        components = FULL if name == "stock" else FULL[:-1]
-        stack = next(copy.glob(f"pins/{(copy / 'pins/default').read_text().strip()}/stack.toml"))
-        text = stack.read_text().partition("\n[profiles.sampled]")[0]
-        if name == "stock":
-            text = re.sub(r"(?m)^_vllm_fa3_C = \"FA3 is .*\n", "", text)
-        listed = ", ".join(f'"{c}"' for c in components)
-        stack.write_text(text.rstrip("\n") + "\n" + _PROFILE.format(components=listed))
-        print(f"# {name}: {copy}", flush=True)
-        subprocess.run(
-            [
-                sys.executable, "-m", "sm121", "shell", "--profile", "sampled", "--",
-                sys.executable, __file__, "--inside", str(copy / "build"), "--jobs", str(jobs),
-            ],
-            cwd=copy, env=environment_of(copy), check=True,
-        )  # fmt: skip
-        [output] = copy.glob(f"build/work/*/{_OUTPUT}")
-        objects = map(name_anywhere, ninja_objects(output))
-        sides[name] = read_log(copy / "build"), list(objects)
+    stock, stock_all = measure(folder, "stock", FULL, jobs)
+    ours, our_all = measure(folder, "ours", FULL[:-1], jobs)
     print(f"\n{'CPU minutes':34}{'stock':>12}{'ours':>12}{'ours/stock':>12}")
-    (stock, stock_all), (ours, our_all) = sides["stock"], sides["ours"]
     told = {
         component: (
             told_minutes(component, stock, ours, stock_all),
@@ -103,6 +83,27 @@ def full_set(folder: Path, jobs: int) -> None:
     total = sum(left for left, _ in told.values())
     row("all, FA2 in ours", total, sum(right for _, right in told.values()))
     row("all, no FA2 in ours", total, sum(r for c, (_, r) in told.items() if c != "_vllm_fa2_C"))
+
+
+def measure(folder: Path, name: str, components: Sequence[str], jobs: int) -> tuple[Log, list[str]]:
+    """Compile the samples of one side; its log, and all objects that it would have."""
+    copy = copy_of(folder, name)
+    stack = next(copy.glob(f"pins/{(copy / 'pins/default').read_text().strip()}/stack.toml"))
+    text = stack.read_text().partition("\n[profiles.sampled]")[0]
+    for component in components:
+        text = re.sub(rf'(?m)^{component} = "FA3 is .*\n', "", text)  # not left out here
+    listed = ", ".join(f'"{c}"' for c in components)
+    stack.write_text(text.rstrip("\n") + "\n" + _PROFILE.format(components=listed))
+    print(f"# {name}: {copy}", flush=True)
+    subprocess.run(
+        [
+            sys.executable, "-m", "sm121", "shell", "--profile", "sampled", "--",
+            sys.executable, __file__, "--inside", str(copy / "build"), "--jobs", str(jobs),
+        ],
+        cwd=copy, env=environment_of(copy), check=True,
+    )  # fmt: skip
+    [output] = copy.glob(f"build/work/*/{_OUTPUT}")
+    return read_log(copy / "build"), list(map(name_anywhere, ninja_objects(output)))
 
 
 def told_minutes(component: str, log: Log, other: Log, objects: Sequence[str]) -> float:

@@ -6,6 +6,8 @@ a template that uses them stand in for it; both are compiled and run.
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,24 @@ def test_a_condition_that_it_does_not_know_does_not_compile(
     compiled(folder, new.replace("<cstdio>", "<stdexcept>\n#include <cstdio>"))
     with pytest.raises(AssertionError, match="FA2_SWITCH_Has_sinks"):
         compiled(folder, new, *included(patched_tree))
+
+
+def test_cmake_hands_the_header_to_the_compiler(tmp_path: Path, patched_tree: Path) -> None:
+    """The tree's own statement, in a project of one source that needs the header, in a folder with
+    a space. (A source's COMPILE_OPTIONS know no `SHELL:`, which a target's do.)"""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    tree_text = (patched_tree / "cmake/external_projects/vllm_flash_attn.cmake").read_text()
+    found = re.search(
+        r"set_property\(SOURCE \$\{FA2_GEN_SRCS\} [^)]*fa2_switches[^)]*\)", tree_text
+    )
+    assert found
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(one CXX)\nset(FA2_GEN_SRCS source.cpp)\n"
+        f"{found[0]}\nadd_library(one OBJECT source.cpp)\ntarget_include_directories(one PRIVATE .)\n"
+    )
+    shutil.copy(patched_tree / HEADER, folder)
+    (folder / "static_switch.h").write_text(STATIC_SWITCH)
+    (folder / "source.cpp").write_text("#ifndef FA2_BOTH\n#error no header\n#endif\n")
+    run("cmake", "-S", folder, "-B", folder / "build")
+    run("cmake", "--build", folder / "build")
