@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from sm121.commands.check import check_context
 from sm121.commands.common import DEFAULT_PROFILE, clones_of
+from sm121.compile.records import component_of
 from sm121.compile.stage import wheel_version
 from sm121.compile.wheel import component_paths
 from sm121.context import Context, Options, reduced
@@ -204,3 +206,12 @@ def test_deepgemms_python_is_looked_for_before_anything_is_downloaded(
     context = SimpleNamespace(stack=real, profile=real.profiles[profile])
     with pytest.raises(CompilerMissing if asked else UsageFault):
         stage.EnvironmentStage().run(cast(Context, context), {})
+
+
+def test_costs_that_are_shipped_are_of_sources_and_components_of_the_stack(
+    real: Stack, root: Path
+) -> None:
+    costs = json.loads((root / "pins/0.26.0/costs.json").read_text())["objects"]
+    assert {component_of(name) for name in costs} <= set(real.components)
+    named = {found for name in costs for found in re.findall(r"\{(.*?)\}", name)}
+    assert {"qutlass", "vllm-flash-attn"} <= named <= set(real.sources)
