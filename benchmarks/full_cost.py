@@ -102,7 +102,7 @@ def measure(folder: Path, name: str, components: Sequence[str], jobs: int) -> tu
         ],
         cwd=copy, env=environment_of(copy), check=True,
     )  # fmt: skip
-    [output] = copy.glob(f"build/work/*/{_OUTPUT}")
+    [output] = (copy / "build" / "work").glob(f"*/{_OUTPUT}")
     return read_log(copy / "build"), list(map(name_anywhere, ninja_objects(output)))
 
 
