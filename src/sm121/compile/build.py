@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121 import proc
+from sm121.compile.order import objects_of
 from sm121.compile.progress import NinjaProgress
+from sm121.compile.records import component_of
 from sm121.errors import DiskFull, OutOfMemory, Sm121Error, ToolFailed
 from sm121.files import remove_tree
 from sm121.ui import Ui
@@ -69,7 +71,7 @@ def run_setup(
         remove_tree(leftover)
     lines: list[str] = []
     with ui.progress("compile") as progress:
-        ninja = NinjaProgress(progress, seconds)
+        ninja = NinjaProgress(progress, seconds, lambda: _objects_in(output))
 
         def on_line(line: str) -> None:
             lines.append(line)
@@ -127,8 +129,13 @@ def run_configure(
 def count_objects(rules: str) -> dict[str, int]:
     """Number of compiled objects of each target in a build.ninja of CMake's, those of projects
     in subdirectories included."""
-    targets = re.findall(r"^build (?:\S+/)?CMakeFiles/(\w+)\.dir/\S+\.o: C", rules, re.MULTILINE)
-    return dict(sorted(Counter(targets).items()))
+    return dict(sorted(Counter(map(component_of, objects_of(rules))).items()))
+
+
+def _objects_in(output: Path) -> list[str]:
+    return [
+        name for file in output.glob("temp.*/build.ninja") for name in objects_of(file.read_text())
+    ]
 
 
 def _build_arguments(output: Path) -> list[str | Path]:

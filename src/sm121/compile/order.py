@@ -26,6 +26,11 @@ _STATEMENT = re.compile(r"^build (\S+): \w*_COMPILER__", re.MULTILINE)
 _END = re.compile(r"(?<!\$)\n(?! )")
 
 
+def objects_of(rules: str) -> list[str]:
+    """The objects that a build.ninja of CMake's compiles, as ninja names them, in its order."""
+    return _STATEMENT.findall(rules)
+
+
 def longest_first(text: str, seconds: Mapping[str, float]) -> str:
     """build.ninja with its compile statements sorted, the dearest first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sm121.ui import Progress, human_seconds
@@ -18,18 +18,17 @@ _OBJECT = re.compile(r"Building \w+ object (\S+)")
 class NinjaProgress:
     """Feed it output lines; it updates the progress line and counts objects built.
 
-    seconds: what each object was measured to cost.
+    seconds: what each object was measured to cost, of this build and of others. objects: names
+    those of this build, asked when the first step has ended, since CMake writes them just before.
     """
 
     progress: Progress
     seconds: Mapping[str, float] = field(default_factory=dict)
+    objects: Callable[[], Iterable[str]] = tuple
     built: int = 0
     _spent: float = 0.0
-    _left: dict[str, float] = field(init=False)
+    _left: dict[str, float] | None = None
     _started: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self._left = dict(self.seconds)
 
     def __call__(self, line: str) -> None:
         match = _STATUS.match(line)
@@ -40,22 +39,31 @@ class NinjaProgress:
         done, total = int(match[1]), int(match[2])
         if match[3].startswith("Building"):
             self.built += 1
+        if self._left is None:
+            self._left = self._costs()
         if named := _OBJECT.match(match[3]):
             self._spent += self._left.pop(named[1], 0.0)
         elapsed = time.monotonic() - self._started
-        left = elapsed * self._ratio(done, total)
+        left = elapsed * self._ratio(self._left.values(), done, total)
         self.progress.update(
             f"{done}/{total} objects, {human_seconds(elapsed)} gone, "
             f"about {human_seconds(left)} left",
             final=done == total,
         )
 
-    def _ratio(self, done: int, total: int) -> float:
+    def _costs(self) -> dict[str, float]:
+        """Of each object of this build; one that was never measured counts as the mean."""
+        if not self.seconds:
+            return {}
+        mean = sum(self.seconds.values()) / len(self.seconds)
+        return {name: self.seconds.get(name, mean) for name in self.objects()}
+
+    def _ratio(self, left: Iterable[float], done: int, total: int) -> float:
         """What is left, as a part of what is done: by cost if it is known, else by number.
 
         Long objects come first (sm121.compile.order), so those left are the cheapest; by their
         number alone, a build would seem to take several times as long as it does.
         """
         if self._spent:
-            return sum(sorted(self._left.values())[: total - done]) / self._spent
+            return sum(sorted(left)[: total - done]) / self._spent
         return (total - done) / done if done else 0.0
