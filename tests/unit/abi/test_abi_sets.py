@@ -56,11 +56,32 @@ def test_nvccs_default_arch_is_no_native_code():
     assert "PTX JIT" in faults[0].text
 
 
-def test_ptx_within_policy_is_a_note_with_its_reason():
-    faults, rows, found = covered(["sm_121a"], ["compute_80", "sm_80"])
+RELEASE = "vllm-0.26.0-cp38-abi3-manylinux_2_28_aarch64.whl"
+OVERLAY = "vllm-0.26.0+sm121.overlay.1-cp311-abi3-linux_aarch64.whl"
+
+
+@pytest.mark.parametrize("filename", [RELEASE, OVERLAY])
+def test_ptx_of_the_release_is_a_note_with_its_reason(filename):
+    faults, rows, found = covered(["sm_121a"], ["compute_80", "sm_80"], filename=filename)
     assert faults == []
     assert found[0].severity == "note"
     assert next(r for r in rows if r.file == C).verdict == "native+ptx"
+
+
+@pytest.mark.parametrize(
+    ("component", "path"),
+    [
+        ("_C_stable_libtorch", C),
+        ("_moe_C_stable_libtorch", "vllm/_moe_C_stable_libtorch.abi3.so"),
+        ("_vllm_fa2_C", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"),
+    ],
+)
+def test_ptx_in_what_we_compile_is_a_fault(component, path):
+    """As a build without gb10-native has it; the release's exceptions must not hide it."""
+    expected = Expected(profile="full", built=(component,))
+    faults, rows, _ = covered(["sm_121a"], ["compute_80", "sm_80"], path=path, expected=expected)
+    assert ["1 of 2 objects" in fault.text for fault in faults] == [True]
+    assert next(r for r in rows if r.file == path).result == "fail"
 
 
 def test_missing_component():  # cases.md 4
@@ -89,16 +110,14 @@ def test_left_out_and_yet_there():
 
 def test_the_releases_own_gaps_are_allowed_only_there():
     path = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
-    release = "vllm-0.26.0-cp38-abi3-manylinux_2_28_aarch64.whl"
     none = Expected()
-    assert covered(["sm_90a"], path=path, expected=none, filename=release)[0] == []
+    assert covered(["sm_90a"], path=path, expected=none, filename=RELEASE)[0] == []
     assert len(covered(["sm_90a"], path=path, expected=none)[0]) == 1
 
 
 def test_more_gaps_than_policy_counts():
-    release = "vllm-0.26.0-cp38-abi3-manylinux_2_28_aarch64.whl"
     for count, faults in ((19, 0), (20, 1)):
-        got = covered(*[["sm_90a"]] * count, expected=Expected(), filename=release)[0]
+        got = covered(*[["sm_90a"]] * count, expected=Expected(), filename=RELEASE)[0]
         assert len(got) == faults
 
 
