@@ -40,6 +40,8 @@ from sm121.compile.timeline import lanes  # noqa: E402
 STOCK_PATCHES = ("build-selection.patch", "requirements.patch")
 COMPONENTS = ("_C_stable_libtorch", "_moe_C_stable_libtorch")
 CORES = (2, 16, 20)
+# A compile that has its core for itself takes hardly longer than its CPU time.
+_QUIET = 1.1
 # In an object's name: a third-party source that the pipeline made (sm121.source.places).
 _MADE = re.compile(r"\.dir/\S*?/third-party/([\w.-]+)-[0-9a-f]{12}/tree/")
 # By component: the longest of each kind of kernel, and some of the many short ones.
@@ -113,7 +115,7 @@ def _ninja_log(path: Path) -> Log:
 def chosen(
     log: Log, other: Log, components: Sequence[str], *, sample: bool
 ) -> tuple[list[Job], list[str]]:
-    """The objects to compare, in the log's order, and those that nothing is known of."""
+    """The objects to compare, and those that nothing is known of."""
     jobs = dict(log.jobs)
     unknown = []
     for name in sorted(log.hits):
@@ -154,9 +156,8 @@ def compare(stock: Log, ours: Log, components: Sequence[str], *, sample: bool) -
     row("together, minutes", *map(minutes, sides))
     row("longest object, minutes", *(max(j.seconds for j in side) / 60 for side in sides))
     for cores in CORES:
-        for order, arranged in (("as listed", list), ("longest first", longest_first)):
-            walls = [wall_seconds(arranged(side), cores=cores) / 60 for side in sides]
-            row(f"{cores} cores, {order}, minutes", *walls)
+        walls = [wall_seconds(longest_first(side), cores=cores) / 60 for side in sides]
+        row(f"{cores} cores, minutes", *walls)
     print()
     for name, side in zip(("stock", "ours"), sides, strict=True):
         top = ", ".join(
@@ -170,15 +171,21 @@ def compare(stock: Log, ours: Log, components: Sequence[str], *, sample: bool) -
 
 
 def check(name: str, run: Sequence[Record]) -> None:
-    """Is the schedule's rule that of a real run? Its objects' own times, in its own order."""
+    """A real run against two schedules: of its compiles' own times in its own order, which tests
+    the rule, and of their CPU seconds, longest first, which is how the table predicts."""
     ordered = sorted(run, key=lambda r: r.start)
     cores = 1 + max(lane for lane, _ in lanes(ordered))
     real = max(r.end for r in ordered) - ordered[0].start
-    told = wall_seconds([Job(name=r.object, seconds=r.end - r.start) for r in ordered], cores=cores)
+    rule = wall_seconds([Job(name=r.object, seconds=r.end - r.start) for r in ordered], cores=cores)
+    predicted = wall_seconds(
+        longest_first(Job(name=r.object, seconds=r.cpu, memory=r.rss) for r in run), cores=cores
+    )
     load = sum(r.end - r.start for r in run) / max(sum(r.cpu for r in run), 1e-9)
     print(
-        f"check, {name}: {len(ordered)} objects on {cores} cores took {real / 60:.1f} min, "
-        f"scheduled {told / 60:.1f} ({told / real:.3f}); wall/CPU of its compiles {load:.2f}"
+        f"check, {name}: {len(ordered)} objects on {cores} cores took {real / 60:.1f} min; by the "
+        f"schedule's rule {rule / 60:.1f} ({rule / real:.3f}); predicted from CPU seconds "
+        f"{predicted / 60:.1f} ({predicted / real:.3f}); wall/CPU of its compiles {load:.2f}"
+        f"{', so others used these cores too' if load > _QUIET else ''}"
     )
 
 
@@ -208,11 +215,12 @@ def costs_file(log: Log, where: str) -> str:
 
 
 def copy_of(folder: Path, name: str) -> Path:
-    """This checkout again, for stock with the patches of STOCK_PATCHES alone."""
+    """This checkout as it is now, for stock with the patches of STOCK_PATCHES alone; what was
+    built in the copy before stays."""
     copy = folder / name
-    if not copy.exists():
-        for part in ("benchmarks", "patches", "pins", "src"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("benchmarks", "patches", "pins", "src"):
+        shutil.rmtree(copy / part, ignore_errors=True)
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     if name == "stock":
         for series in copy.glob("patches/vllm/*/series"):
             lines = [x for x in series.read_text().splitlines() if x in STOCK_PATCHES]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -137,31 +139,45 @@ def test_editing_a_python_patch_compiles_no_object(built: Checkout) -> None:
     assert "objects     0 compiled" in printed
 
 
-def test_a_patch_on_one_source_file_compiles_one_object(built: Checkout) -> None:
-    folder = built.patches
-    series = folder / "series"
+@contextlib.contextmanager
+def patched_source(built: Checkout, line: str) -> Iterator[None]:
+    """With a patch more, which puts a line in front of csrc/spinloop.cpp."""
+    series, patch = built.patches / "series", built.patches / "touch-spinloop.patch"
     original = series.read_text()
     first = subprocess.run(
         ["git", "--git-dir", built.root / "build/source/vllm.git", "show",
          f"refs/sm121/base/{built.stack}:csrc/spinloop.cpp"],
         check=True, capture_output=True, text=True,
     ).stdout.splitlines()[:3]  # fmt: skip
-    (folder / "touch-spinloop.patch").write_text(
+    patch.write_text(
         "From: Test <test@localhost>\nDate: Sun, 29 Nov 2026 00:00:00 +0000\n"
         "Subject: [PATCH] Touch spinloop\n\nTest.\n\nUpstream-Status: Pending\n---\n"
         "diff --git a/csrc/spinloop.cpp b/csrc/spinloop.cpp\n--- a/csrc/spinloop.cpp\n"
-        "+++ b/csrc/spinloop.cpp\n@@ -1,3 +1,4 @@\n+// touched\n"
+        f"+++ b/csrc/spinloop.cpp\n@@ -1,3 +1,4 @@\n+{line}\n"
         + "".join(f" {line}\n" for line in first)
     )
     try:
         series.write_text(original + "touch-spinloop.patch\n")
-        printed = built.run("build", "--profile", "smoke")
+        yield
     finally:
         series.write_text(original)
-        (folder / "touch-spinloop.patch").unlink()
+        patch.unlink()
+
+
+def test_a_patch_on_one_source_file_compiles_one_object(built: Checkout) -> None:
+    with patched_source(built, "// touched"):
+        printed = built.run("build", "--profile", "smoke")
     assert "patch touch-spinloop is new" in printed
     assert "1 file(s) rewritten" in printed or "objects     1 compiled" in printed
     assert "objects     1 compiled" in printed
+
+
+def test_a_build_that_fails_says_what_it_cost_too(built: Checkout) -> None:
+    with patched_source(built, "#error on purpose"):
+        printed = built.run("build", "--profile", "smoke", code=1)
+    assert "#error on purpose" in printed
+    assert "objects     0 compiled in " in printed
+    assert "(Perfetto)" in printed
 
 
 def test_nothing_left_over_from_another_tree_reaches_the_wheel(built: Checkout) -> None:
@@ -269,6 +285,10 @@ def test_no_network_is_needed_once_the_inputs_are_here(built: Checkout) -> None:
     )
     assert "objects     3 compiled" in printed
     assert digest(built.wheel) == wanted
+    # cases.md 23: the rate is printed, with where to look.
+    assert "; 3 of 3 objects out of ccache (100.0%)" in printed
+    (timeline,) = re.findall(r"timeline    (\S+) \(Perfetto\), (\S+)", printed)
+    assert [Path(name).stat().st_size > 0 for name in timeline] == [True, True]
 
 
 def test_native_build_imports_on_this_machine(built: Checkout, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sm121.compile.jobs import Jobs
 from sm121.compile.launching import cost_folder, prepare
 from sm121.compile.page import cache_sentence
 from sm121.compile.records import Record, read_records, read_run
-from sm121.compile.timeline import summarise
+from sm121.compile.timeline import read_links, summarise
 from sm121.compile.toolchain import Tools, build_environment, prefix_maps, toolchain_text
 from sm121.context import Context, Options
 from sm121.files import HashMemory
@@ -176,6 +176,15 @@ def test_nothing_changed_compiles_nothing(first: Tree) -> None:
     before = first.library.stat().st_mtime_ns
     assert first.build() == []
     assert first.library.stat().st_mtime_ns == before
+
+
+def test_link_is_drawn_after_the_objects_it_needs(first: Tree) -> None:
+    """ninja logs the start of a command where its manual says the output's time."""
+    records = read_records(cost_folder(first.context).records)[: len(ALL)]
+    compiled = max(r.end for r in records)
+    (link,) = read_links(first.ninja / ".ninja_log", since=compiled)
+    assert link.library == first.library.name
+    assert compiled - 0.1 <= link.start <= link.end
 
 
 def test_touching_one_source_compiles_one_object(first: Tree) -> None:

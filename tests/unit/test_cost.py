@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -166,11 +167,16 @@ def test_trace_is_chromes_format() -> None:
 
 
 def test_links_of_this_run_are_read_from_ninjas_log(tmp_path: Path) -> None:
+    """The third column is not asked: of ninja 1.13 it is the start of a link (test_rebuild.py)."""
     log = tmp_path / ".ninja_log"
     log.write_text(
         "# ninja log v7\n0\t900\t50000000000\told.so\tabc\n"
-        "1000\t3500\t120000000000\t_C.so\tabc\n0\t900\t119000000000\ta.cu.o\tabc\n5\t6\n"
+        "0\t9000\t50000000000\t_C.so\tabc\n1000\t3500\t117500000000\t_C.so\tabc\n"
+        "0\t900\t119000000000\tgone.so\tabc\n0\t900\t119000000000\ta.cu.o\tabc\n5\t6\n"
     )
+    for name, when in (("old.so", 50), ("_C.so", 120), ("a.cu.o", 119)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (when, when))
     assert read_links(log, since=100.0) == [Link(library="_C.so", start=117.5, end=120.0)]
     assert read_links(tmp_path / "none", since=0) == []
 

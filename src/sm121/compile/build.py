@@ -71,7 +71,7 @@ def run_setup(
         remove_tree(leftover)
     lines: list[str] = []
     with ui.progress("compile") as progress:
-        ninja = NinjaProgress(progress, seconds, lambda: _objects_in(output))
+        ninja = NinjaProgress(progress, seconds, lambda: _missing(output))
 
         def on_line(line: str) -> None:
             lines.append(line)
@@ -132,9 +132,13 @@ def count_objects(rules: str) -> dict[str, int]:
     return dict(sorted(Counter(map(component_of, objects_of(rules))).items()))
 
 
-def _objects_in(output: Path) -> list[str]:
+def _missing(output: Path) -> list[str]:
+    """Objects that CMake's rules in `output` name and that are not there."""
     return [
-        name for file in output.glob("temp.*/build.ninja") for name in objects_of(file.read_text())
+        name
+        for rules in output.glob("temp.*/build.ninja")
+        for name in objects_of(rules.read_text())
+        if not (rules.parent / name).exists()
     ]
 
 

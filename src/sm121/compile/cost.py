@@ -19,18 +19,19 @@ def cost_page(context: Context) -> Path:
     return context.layout.build / "reports" / name
 
 
-def show_cost(context: Context, ninja_tree: Path, *, built: int) -> Mapping[str, float | int]:
-    """Write timeline and page of the run that has just ended; its figures, for the manifest.
+def show_cost(context: Context, ninja_tree: Path) -> Mapping[str, float | int]:
+    """Write timeline and page of the run that has just ended, well or not; its figures, for the
+    manifest.
 
     A run that compiled nothing leaves the timeline of the last one that did. ninja_tree:
-    setup.py's --build-base. built: objects that ninja said it made.
+    setup.py's --build-base.
     """
     place = cost_folder(context)
     records = read_records(place.records, run=read_run(place))
-    cost = summarise(records)
     if not records:
-        context.ui.say(f"       objects     {built} compiled")
+        context.ui.say("       objects     0 compiled")
         return {}
+    cost = summarise(records)
     links = [
         link
         for log in ninja_tree.glob("temp.*/.ninja_log")
@@ -45,7 +46,7 @@ def show_cost(context: Context, ninja_tree: Path, *, built: int) -> Mapping[str,
             ": another folder compiles everything again (install ccache, or unset CCACHE_DISABLE)"
         )
     context.ui.say(
-        f"       objects     {built} compiled in {human_seconds(cost.wall)} "
+        f"       objects     {sum(r.exit == 0 for r in records)} compiled in {human_seconds(cost.wall)} "
         f"({human_seconds(cost.cpu)} of CPU, largest {human_bytes(cost.peak)}); {cache}"
     )
     context.ui.say(f"       timeline    {place.timeline} (Perfetto), {cost_page(context)}")

@@ -18,13 +18,14 @@ _OBJECT = re.compile(r"Building \w+ object (\S+)")
 class NinjaProgress:
     """Feed it output lines; it updates the progress line and counts objects built.
 
-    seconds: what each object was measured to cost, of this build and of others. objects: names
-    those of this build, asked when the first step has ended, since CMake writes them just before.
+    seconds: what each object was measured to cost, of this build and of others. missing: names the
+    objects of this build that are not there, asked when the first step has ended, since CMake
+    writes its rules just before.
     """
 
     progress: Progress
     seconds: Mapping[str, float] = field(default_factory=dict)
-    objects: Callable[[], Iterable[str]] = tuple
+    missing: Callable[[], Iterable[str]] = tuple
     built: int = 0
     _spent: float = 0.0
     _left: dict[str, float] | None = None
@@ -39,9 +40,10 @@ class NinjaProgress:
         done, total = int(match[1]), int(match[2])
         if match[3].startswith("Building"):
             self.built += 1
+        named = _OBJECT.match(match[3])
         if self._left is None:
-            self._left = self._costs()
-        if named := _OBJECT.match(match[3]):
+            self._left = self._costs(named[1] if named else None, total)
+        if named:
             self._spent += self._left.pop(named[1], 0.0)
         elapsed = time.monotonic() - self._started
         left = elapsed * self._ratio(self._left.values(), done, total)
@@ -51,12 +53,17 @@ class NinjaProgress:
             final=done == total,
         )
 
-    def _costs(self) -> dict[str, float]:
-        """Of each object of this build; one that was never measured counts as the mean."""
-        if not self.seconds:
+    def _costs(self, first: str | None, total: int) -> dict[str, float]:
+        """Of each object that is to come; one that was never measured counts as the mean.
+
+        None if most of ninja's steps are something else: after an edit it compiles objects again
+        that are there, and does not say beforehand which.
+        """
+        objects = {*self.missing(), *([first] if first else [])}
+        if not self.seconds or 2 * len(objects) < total:
             return {}
         mean = sum(self.seconds.values()) / len(self.seconds)
-        return {name: self.seconds.get(name, mean) for name in self.objects()}
+        return {name: self.seconds.get(name, mean) for name in objects}
 
     def _ratio(self, left: Iterable[float], done: int, total: int) -> float:
         """What is left, as a part of what is done: by cost if it is known, else by number.
@@ -65,5 +72,5 @@ class NinjaProgress:
         number alone, a build would seem to take several times as long as it does.
         """
         if self._spent:
-            return sum(sorted(left)[: total - done]) / self._spent
+            return sum(left) / self._spent
         return (total - done) / done if done else 0.0

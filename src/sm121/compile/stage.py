@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from sm121.compile.toolchain import (
 )
 from sm121.compile.wheel import canonical_wheel, check_wheel
 from sm121.context import Context, Results
+from sm121.errors import Sm121Error
 from sm121.files import remove_tree, sha256_text, write_atomic
 from sm121.lock.pylock import lock_path
 from sm121.lock.resolve import lock_of
@@ -234,19 +236,26 @@ class CompileStage:
                 remove_tree(other)
         if not any(name.startswith(GENERATED) for name in repository.untracked(tree)):
             forget_generated(output)
-        built = run_setup(
-            tree=self.tree(context),
-            output=output,
-            python=tools.environment / "bin/python",
-            environment=environment,
-            abi=ABI,
-            machine=tools.machine,
-            jobs=jobs,
-            log=context.log(self.name),
-            ui=context.ui,
-            seconds={name: cost.cpu for name, cost in costs_of(context).items()},
-            shell_options=f"--profile {context.options.profile} --target {context.options.target}",
-        )
+        try:
+            built = run_setup(
+                tree=self.tree(context),
+                output=output,
+                python=tools.environment / "bin/python",
+                environment=environment,
+                abi=ABI,
+                machine=tools.machine,
+                jobs=jobs,
+                log=context.log(self.name),
+                ui=context.ui,
+                seconds={name: cost.cpu for name, cost in costs_of(context).items()},
+                shell_options=f"--profile {context.options.profile} --target {context.options.target}",
+            )
+        except Sm121Error:
+            # Where the minutes went is asked of a build that failed, too; the failure counts.
+            with contextlib.suppress(OSError, Sm121Error):
+                show_cost(context, output)
+            raise
+        cost = show_cost(context, output)
         # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
         # there afterwards shall be a person's edits only.
         repository.checkout(commit, tree, keep=GENERATED)
@@ -267,7 +276,6 @@ class CompileStage:
             if old != final:
                 old.unlink()
         canonical_wheel(built.wheel, final, epoch=int(environment["SOURCE_DATE_EPOCH"]))
-        cost = show_cost(context, output, built=built.objects)
         return {
             "wheel": final.name,
             "sha256": context.memory.sha256(final),

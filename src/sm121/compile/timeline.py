@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -50,21 +51,22 @@ class BuildCost:
 def read_links(ninja_log: Path, *, since: float) -> list[Link]:
     """Libraries linked since a time, out of .ninja_log (versions 5 to 7; ninja's build_log.cc).
 
-    Its times are milliseconds since ninja's start; the output's own time says when that was.
+    Its times are milliseconds since ninja's start, and its third column is when the command was
+    started, or ended (restat rules, ninja before 1.11): the library itself says when it was done.
     """
     try:
         lines = ninja_log.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    links = []
+    links = {}
     for line in lines[1:]:
         parts = line.split("\t")
         if len(parts) == 5 and parts[3].endswith(".so"):
-            end = int(parts[2]) / 1e9
-            if end >= since:
-                duration = (int(parts[1]) - int(parts[0])) / 1000
-                links.append(Link(library=parts[3], start=end - duration, end=end))
-    return links
+            with contextlib.suppress(FileNotFoundError):
+                end = (ninja_log.parent / parts[3]).stat().st_mtime
+                start = end - (int(parts[1]) - int(parts[0])) / 1000
+                links[parts[3]] = Link(library=parts[3], start=start, end=end)
+    return [link for link in links.values() if link.end >= since]
 
 
 def summarise(records: Sequence[Record]) -> BuildCost:

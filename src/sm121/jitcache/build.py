@@ -56,7 +56,7 @@ def compile_specs(
     workshop.ninja_folder.mkdir(exist_ok=True)
     said: list[str] = []
     with ui.progress("jit-cache") as progress:
-        ninja = NinjaProgress(progress, {name: cost.cpu for name, cost in costs.items()})
+        ninja = NinjaProgress(progress)
 
         def on_line(line: str) -> None:
             said.append(line)
