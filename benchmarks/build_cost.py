@@ -44,6 +44,8 @@ CORES = (2, 16, 20)
 _QUIET = 1.1
 # In an object's name: a third-party source that the pipeline made (sm121.source.places).
 _MADE = re.compile(r"\.dir/\S*?/third-party/([\w.-]+)-[0-9a-f]{12}/tree/")
+# An entry of stack.toml, up to the next table.
+_LEFT_OUT = re.compile(r"^\[\[sources-left-out\]\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 # By component: the longest of each kind of kernel, and some of the many short ones.
 SAMPLE = {
     "_C_stable_libtorch": (
@@ -228,6 +230,9 @@ def copy_of(folder: Path, name: str) -> Path:
             for patch in series.parent.glob("*.patch"):
                 if patch.name not in lines:
                     patch.unlink()
+        for stack in copy.glob("pins/*/stack.toml"):
+            # What these leave out is of patches that are not there now.
+            stack.write_text(_LEFT_OUT.sub("", stack.read_text()))
     return copy
 
 

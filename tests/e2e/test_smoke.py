@@ -81,6 +81,7 @@ def test_wheelhouse_says_what_is_in_it(built: Checkout) -> None:
     assert {"build-selection", "requirements", "nccl-guard"} < set(listed)
     assert manifest["wheels"][0]["sha256"] == digest(built.wheel)
     assert all(manifest["components"]["left_out"].values())
+    assert manifest["components"]["sources_left_out"] == []  # nothing of these three
 
 
 def test_second_run_does_nothing_and_says_so(built: Checkout) -> None:

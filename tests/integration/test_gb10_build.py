@@ -17,10 +17,13 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from sm121.pins.model import SourcesLeftOut, Stack
 
 CUDA = "13.0.88"
 STABLE = "csrc/libtorch_stable"
@@ -193,6 +196,9 @@ STUB_FILES = (
     "vllm-flash-attn/csrc/flash_attn/src/flash_bwd_hdim128_bf16_sm80.cu",
 )
 
+# Of a commit, all that a configure looks at.
+CONFIGURED = ("CMakeLists.txt", "cmake", "csrc")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
@@ -343,6 +349,79 @@ def test_exactly_these_objects_are_gone(
     after = configure(patched_tree, archs).kernels
     assert before.keys() - after.keys() == DROPPED
     assert after.keys() - before.keys() == set()
+
+
+# --- what stack.toml, and so the manifest, says of it ----------------------------------
+
+Sources = dict[tuple[str, str], tuple[str, ...]]  # (component, source) → codes
+
+
+def as_pinned(configured: Configured, stubs: Path) -> Sources:
+    """The objects, with sources named as stack.toml names them."""
+    return {
+        (target, re.sub(rf"^{re.escape(str(stubs))}/([^/]+)/", r"{\1}/", source)): codes
+        for target, sources in configured.objects.items()
+        for source, codes in sources.items()
+    }
+
+
+def declared(pins: Iterable[SourcesLeftOut]) -> set[tuple[str, str]]:
+    """Sources that are left out whole."""
+    return {(pin.component, source) for pin in pins if not pin.kernels for source in pin.sources}
+
+
+def thinned(pins: Iterable[SourcesLeftOut], objects: Sources) -> set[tuple[str, str]]:
+    """Sources some of whose kernels are left out. Each path must be that of a source, at least."""
+    found = set()
+    for pin in pins:
+        for pattern in pin.sources if pin.kernels else ():
+            matched = {
+                (component, source)
+                for component, source in objects
+                if component == pin.component and fnmatchcase(source, pattern)
+            }
+            assert matched, pattern
+            found |= matched
+    return found
+
+
+def with_header(objects: Sources) -> set[tuple[str, str]]:
+    """Sources before which a header of ours is included: it decides which kernels they have."""
+    return {key for key, codes in objects.items() if any(code.endswith(".h") for code in codes)}
+
+
+@pytest.mark.parametrize("archs", SM12X)
+def test_the_stack_declares_all_that_is_left_out(
+    configure: Configure, pristine_tree: Path, patched_tree: Path, stubs: Path, stack: Stack,
+    archs: str,
+) -> None:  # fmt: skip
+    before = as_pinned(configure(pristine_tree, archs), stubs)
+    after = as_pinned(configure(patched_tree, archs), stubs)
+    dropped = {(c, source) for c, source in before.keys() - after.keys() if c not in stack.left_out}
+    assert declared(stack.sources_left_out) == dropped
+    assert thinned(stack.sources_left_out, after) == with_header(after)
+    assert with_header(before) == set()
+
+
+def test_each_patch_leaves_out_what_the_stack_says_of_it(
+    configure: Configure, real, stubs: Path, stack: Stack, tmp_path: Path
+) -> None:
+    def objects(commit: str) -> Sources:
+        tree = tmp_path / commit
+        real.repository.export(commit, tree, paths=CONFIGURED)
+        return as_pinned(configure(tree, "12.1a"), stubs)
+
+    patches = [patch for patch in real.applied.patches if patch.commit]
+    parents = [real.base, *(patch.commit for patch in patches)]
+    told = {pin.patch for pin in stack.sources_left_out}
+    assert told <= {patch.name for patch in patches}
+    for patch, parent in zip(patches, parents, strict=False):
+        if patch.name not in told:
+            continue
+        pins = [pin for pin in stack.sources_left_out if pin.patch == patch.name]
+        before, after = objects(parent), objects(patch.commit)
+        assert declared(pins) == before.keys() - after.keys(), patch.name
+        assert thinned(pins, after) == with_header(after) - with_header(before), patch.name
 
 
 @pytest.mark.parametrize("cuda", ["12.8.93", "12.9.86"])

@@ -135,6 +135,22 @@ def test_upstreamed_patch_is_noted_and_the_next_applied(checkout: Checkout) -> N
     ]  # fmt: skip
 
 
+def test_pins_that_name_a_patch_which_the_series_has_not_stop_with_code_2(
+    checkout: Checkout,
+) -> None:
+    """Also where only the pins have changed, and the stage has nothing to do."""
+    checkout.patch("repair-other", {"vllm/other.py": "x = 2\n"})
+    less = {"component": "spinloop", "sources": ["csrc/a.cu"], "reason": "for sm_90"}
+    checkout.pins["sources-left-out"] = [less | {"patch": "repair-other"}]
+    checkout.repin()
+    checkout.run("patch")
+    checkout.pins["sources-left-out"] = [less | {"patch": "repair-others"}]
+    checkout.repin()
+    said = checkout.run("patch", code=2)
+    assert "sources-left-out names repair-others." in said
+    assert "did you mean 'repair-other'?" in said
+
+
 def test_clone_without_tags_has_the_pins_version(checkout: Checkout) -> None:
     """cases.md 13: no tag reaches our repository, and none is needed."""
     checkout.run("source")

@@ -22,7 +22,8 @@ from sm121.compile.records import (
 )
 from sm121.compile.schedule import Job, longest_first, wall_seconds
 from sm121.compile.timeline import Link, lanes, read_links, summarise, trace
-from sm121.pins.load import load_stack
+from sm121.patches.series import load_series
+from sm121.pins.load import load_stack, stack_names
 from sm121.source.places import place_of
 
 GIB = 1 << 30
@@ -95,6 +96,20 @@ def test_an_object_that_was_not_measured_is_taken_for_the_largest_of_its_kind() 
     cu, cpp = costs("cu", 1, 2, 5, 3, 4), costs("cpp", 1, 2, 3, 4)
     assert kinds_of({**cu, **cpp}) == {"_fa2 .cu": 5 * GIB}  # of .cpp there are too few
     assert kind_of("CMakeFiles/_fa2.dir/a.b.cu.o") == "_fa2 .cu"
+
+
+def test_the_stock_checkout_has_pins_that_fit_its_series(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    from build_cost import STOCK_PATCHES, copy_of
+
+    copy = copy_of(tmp_path, "stock")
+    for name in stack_names(root / "pins"):
+        series = load_series(copy / "patches/vllm" / name)
+        assert tuple(patch.path.name for patch in series) == STOCK_PATCHES
+        ours, stock = (load_stack(folder / "pins", name) for folder in (root, copy))
+        assert stock == ours.model_copy(update={"sources_left_out": ()})
 
 
 def test_a_cost_measured_here_is_found_in_another_folder(

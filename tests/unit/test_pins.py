@@ -71,6 +71,11 @@ def put(*path: str | int, value: object) -> Callable[[Data], None]:
     return edit
 
 
+def less(**other: object) -> Data:
+    """An entry of [[sources-left-out]]."""
+    return {"patch": "p", "component": "spinloop", "sources": ["csrc/a.cu"], "reason": "r"} | other
+
+
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
@@ -96,6 +101,10 @@ def put(*path: str | int, value: object) -> Callable[[Data], None]:
         (
             put("profiles", "smoke", "componets", value=[]),
             "profiles.smoke.componets: unknown key; did you mean 'components'?",
+        ),
+        (
+            put("sources-left-out", value=[less(kernel="x")]),
+            "sources-left-out.0.kernel: unknown key; did you mean 'kernels'?",
         ),
         (
             put("host", "zzz", value=1),
@@ -139,6 +148,11 @@ def test_unknown_key_has_its_dotted_path_and_a_suggestion(
         (put("profiles", "smoke", "components", value=[]), "profiles.smoke.components", "at least 1"),
         (put("profiles", "smoke", "memory-per-job-gib", value=0), "profiles.smoke.memory-per-job-gib", "greater than 0"),
         (put("profiles", "smoke", "memory-per-job-gib", value="much"), "profiles.smoke.memory-per-job-gib", "number"),
+        (put("sources-left-out", value=[less(sources=[])]), "sources-left-out.0.sources", "at least 1"),
+        (put("sources-left-out", value=[less(sources=["b.cu", "../a.cu"])]), "sources-left-out.0.sources.1", "stays inside"),
+        (put("sources-left-out", value=[less(sources=["b.cu", "csrc/{x}.cu"])]), "sources-left-out.0.sources.1", "pattern"),
+        (put("sources-left-out", value=[less(sources=["csrc/*.cu"])]), "sources-left-out.0", "name each source"),
+        (put("sources-left-out", value=[less(reason="")]), "sources-left-out.0.reason", "at least 1"),
         (put("schema", value=2), "schema", "1"),
         (put("schema", value="1"), "schema", "1"),
     ],
@@ -228,6 +242,22 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ),
         (put("left-out", "fa9", value="x"), "left-out: no component is named 'fa9'"),
         (put("overrides", "numpy", value="x"), "overrides.numpy: not a member of the family"),
+        (
+            put("sources-left-out", value=[less(component="spinlop")]),
+            "sources-left-out.0.component: no component is named 'spinlop'; did you mean 'spinloop'?",
+        ),
+        (
+            put("sources-left-out", value=[less(), less(component="_fa3")]),
+            "sources-left-out.1.component: '_fa3' is in left-out, all of it",
+        ),
+        (
+            put("sources-left-out", value=[less(sources=["{cutlas}/a.cu"])]),
+            "sources-left-out.0.sources: no source is named 'cutlas'",
+        ),
+        (
+            put("sources-left-out", value=[less(), less(sources=["csrc/b.cu", "csrc/a.cu"])]),
+            "sources-left-out.1.sources: 'csrc/a.cu' is listed twice",
+        ),
     ],
 )
 def test_tables_must_agree_with_each_other(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from sm121.context import Context
 from sm121.errors import CheckFailed
 from sm121.jit.last import Source, keep_last, last_file
 from sm121.jit.report import FirstStart, Report
+from sm121.pins.load import load_stack
 from sm121.wheelhouse.manifest import SCHEMA_FILE, Manifest, load_manifest, render, schema_text
 from sm121.wheelhouse.stage import (
     WheelhouseStage,
@@ -23,7 +25,7 @@ from sm121.wheelhouse.stage import (
     verify_sums,
     write_sums,
 )
-from support.stacks import COMMIT, SHA256
+from support.stacks import COMMIT, SHA256, minimal, write_stack
 
 TREE = "5" * 40
 RESULTS = {
@@ -163,6 +165,17 @@ def test_manifest_says_what_a_node_compiles_if_verify_jit_passed_on_this_source(
     assert first_start_line(()) == "a node compiles nothing itself"
     # So that the next build writes it.
     assert WheelhouseStage().inputs(ready, RESULTS) != inputs
+
+
+def test_sources_left_out_are_in_the_manifest_and_make_the_stage_run(ready: Context) -> None:
+    inputs = WheelhouseStage().inputs(ready, RESULTS)
+    less = {"patch": "repair", "component": "spinloop", "sources": ["csrc/a.cu"], "reason": "sm_90"}
+    write_stack(ready.layout.pins, minimal() | {"sources-left-out": [less]})
+    ready = replace(ready, stack=load_stack(ready.layout.pins, "1.2.3"))
+    assert WheelhouseStage().inputs(ready, RESULTS) != inputs
+    data = json.loads((gather(ready) / "manifest.json").read_text())
+    jsonschema.validate(data, json.loads(SCHEMA_FILE.read_text()))
+    assert data["components"]["sources_left_out"] == [less | {"kernels": ""}]
 
 
 def test_manifest_round_trip(ready: Context) -> None:

@@ -15,7 +15,7 @@ from sm121.pins.model import OVERLAY
 from sm121.pipeline import all_stages, run_stages
 from sm121.state import State, exclusive
 from sm121.ui import Ui, human_bytes, human_seconds
-from sm121.wheelhouse.manifest import FirstStartEntry
+from sm121.wheelhouse.manifest import FirstStartEntry, SourcesLeftOutEntry
 
 # The stages that are verbs of their own, each with everything before it.
 STAGES = ("source", "patch", "compile", "wheelhouse")
@@ -151,6 +151,8 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
     what = "upstream's: " if context.options.profile == OVERLAY else "built:    "
     ui.say(f"  {what}{', '.join(manifest.components.built)}")
     ui.say(f"  left out: {', '.join(manifest.components.left_out)} (reasons in manifest.json)")
+    if inside := manifest.components.sources_left_out:
+        ui.say(f"  {sources_line(inside)} (components.sources_left_out in manifest.json)")
     if (jit := manifest.jit_cache) and jit.at_first_use:
         ui.say(f"  FlashInfer compiles on the node, if used: {', '.join(jit.at_first_use)}")
     if has_recipes(context.layout.pins, context.stack_name):
@@ -171,6 +173,15 @@ def summary(context: Context, results: Results, *, ran: bool, seconds: float) ->
         )
     ui.say(f"Done in {human_seconds(seconds)}: {layout.wheelhouse}")
     ui.say(f"  next: {_next(context, complete=manifest.complete, partial=manifest.partial)}")
+
+
+def sources_line(entries: Sequence[SourcesLeftOutEntry]) -> str:
+    """How much is left out of what is built, as the manifest has it."""
+    gone = sum(len(entry.sources) for entry in entries if not entry.kernels)
+    thinned = dict.fromkeys(entry.component for entry in entries if entry.kernels)
+    parts = [f"{gone} source{'s' if gone > 1 else ''}"] if gone else []
+    parts += [f"some kernels of {', '.join(thinned)}"] if thinned else []
+    return f"left out of what is built: {' and '.join(parts)}"
 
 
 def first_start_line(families: Sequence[FirstStartEntry] | None) -> str:

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from sm121.context import Context, Results
 from sm121.files import sha256_text
 from sm121.lock.resolve import REQUIREMENT_FILES
+from sm121.patches.left_out import check_left_out
 from sm121.patches.series import load_series
 from sm121.source.stage import REPOSITORY
 
@@ -36,6 +37,8 @@ class PatchStage:
 
     def inputs(self, context: Context, results: Results) -> Mapping[str, str]:
         series = load_series(series_folder(context))
+        # Here, since a change of these pins alone does not make the stage run.
+        check_left_out(context.stack.sources_left_out, series)
         return {
             "base commit": str(results["source"]["commit"]),
             "order of the series": " ".join(patch.name for patch in series),

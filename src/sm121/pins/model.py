@@ -94,6 +94,9 @@ Distribution = Annotated[str, AfterValidator(_distribution)]
 RequirementText = Annotated[str, AfterValidator(_requirement)]
 WheelFilename = Annotated[str, AfterValidator(_wheel_filename)]
 RelativePath = Annotated[str, AfterValidator(_relative)]
+CompiledSource = Annotated[
+    str, AfterValidator(_relative), Field(pattern=r"^(\{[^{}/]+\}/)?[^{}/][^{}]*$")
+]
 Arch = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9][af]?$")]
 GlibcText = Annotated[str, Field(pattern=r"^2\.[0-9]+$")]
 PythonText = Annotated[str, Field(pattern=r"^3\.[0-9]+$")]
@@ -224,6 +227,34 @@ class ReleaseWheel(Model):
     sha256: Sha256
 
 
+class SourcesLeftOut(Model):
+    """Sources of a component that a patch keeps from being compiled for this GPU, and why.
+
+    sources: paths in vLLM's tree, or below `{NAME}/` in the third-party source NAME. kernels: which
+    of those in the sources are left out; if it is empty, all of each source is. `*` in a path
+    stands for whatever makes the names of sources with such kernels differ.
+    """
+
+    patch: str
+    component: str
+    sources: Annotated[tuple[CompiledSource, ...], Field(min_length=1)]
+    kernels: str = ""
+    reason: Annotated[str, Field(min_length=1)]
+
+    @property
+    def third_party(self) -> set[str]:
+        """The third-party sources that the paths name."""
+        return {path[1:].partition("}")[0] for path in self.sources if path.startswith("{")}
+
+    @model_validator(mode="after")
+    def _countable(self) -> SourcesLeftOut:
+        if not self.kernels and (patterns := [path for path in self.sources if "*" in path]):
+            raise ValueError(
+                f"{patterns[0]!r}: `*` is for `kernels`; name each source that is gone"
+            )
+        return self
+
+
 class OverlayPin(Model):
     """What the profile `overlay` is made of: the release's own wheel for each target.
 
@@ -315,6 +346,7 @@ class Stack(Model):
     sources: dict[str, SourcePin]
     components: dict[str, str]
     left_out: dict[str, str]
+    sources_left_out: tuple[SourcesLeftOut, ...] = ()
     profiles: dict[str, ProfilePin]
     overlay: OverlayPin | None = None
     jit_cache: JitCachePin | None = None
@@ -360,8 +392,31 @@ class Stack(Model):
                 raise ValueError(f"left-out: no component is named {component!r}")
         if (OVERLAY in self.profiles) != (self.overlay is not None):
             raise ValueError("profiles.overlay and overlay.wheels: one needs the other")
+        self._consistent_sources_left_out()
         self._consistent_jit_cache()
         return self
+
+    def _consistent_sources_left_out(self) -> None:
+        """All but the patches' names, which only the series knows (sm121.patches.left_out)."""
+        gone: set[str] = set()
+        for number, pin in enumerate(self.sources_left_out):
+            at = f"sources-left-out.{number}"
+            if pin.component not in self.components:
+                near = difflib.get_close_matches(pin.component, self.components, n=1)
+                raise ValueError(
+                    f"{at}.component: no component is named {pin.component!r}"
+                    + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+            if pin.component in self.left_out:
+                raise ValueError(f"{at}.component: {pin.component!r} is in left-out, all of it")
+            for name in sorted(pin.third_party - self.sources.keys()):
+                raise ValueError(f"{at}.sources: no source is named {name!r}")
+            if pin.kernels:
+                continue
+            for path in pin.sources:
+                if path in gone:
+                    raise ValueError(f"{at}.sources: {path!r} is listed twice")
+                gone.add(path)
 
     def _consistent_jit_cache(self) -> None:
         pin = self.jit_cache

@@ -31,6 +31,7 @@ from sm121.wheelhouse.manifest import (
     OriginalEntry,
     PatchEntry,
     SourceEntry,
+    SourcesLeftOutEntry,
     WheelEntry,
 )
 
@@ -144,6 +145,21 @@ def _reasons(
     }
 
 
+def sources_left_out(
+    context: Context, results: Results, built: Collection[str]
+) -> tuple[SourcesLeftOutEntry, ...]:
+    """What patches leave out of the components that are built."""
+    if "overlay" in results:
+        return ()
+    # Also one that upstream has by now: the source is left out all the same.
+    series = {patch["name"] for patch in results["patch"]["patches"]}
+    return tuple(
+        SourcesLeftOutEntry(**pin.model_dump())
+        for pin in context.stack.sources_left_out
+        if pin.component in built and pin.patch in series
+    )
+
+
 def describe(
     context: Context, results: Results, ours: Path, wheels: Sequence[WheelEntry],
     checks: Sequence[Check], files: Mapping[str, str],
@@ -197,6 +213,7 @@ def describe(
         components=ComponentEntry(
             built=built,
             left_out=left_out,
+            sources_left_out=sources_left_out(context, results, built),
             without=without,
             gpu=gpu,
             contents=overlay["contents"] if overlay else {},

@@ -84,13 +84,27 @@ class SourceEntry(Entry):
     digest: dict[str, str]
 
 
+class SourcesLeftOutEntry(Entry):
+    """Sources of a built component that a patch keeps from being compiled, and why. sources: paths
+    in vLLM's tree, or below `{NAME}/` in the third-party source NAME. kernels: what of them is left
+    out, where it is not all; then `*` in a path stands for what differs between many alike."""
+
+    patch: str
+    component: str
+    sources: tuple[str, ...]
+    kernels: str = ""
+    reason: str
+
+
 class ComponentEntry(Entry):
-    """built: what is in. left_out: name and reason; nothing is left out in silence. without:
-    optional parts of the profile that are not in, by name, and why. contents, of an overlay: all
-    that the release's wheel holds, by component."""
+    """built: what is in. left_out: name and reason; nothing is left out in silence.
+    sources_left_out: the same inside of what is built; none in an overlay, where upstream
+    compiled. without: optional parts of the profile that are not in, by name, and why. contents,
+    of an overlay: all that the release's wheel holds, by component."""
 
     built: tuple[str, ...]
     left_out: dict[str, str]
+    sources_left_out: tuple[SourcesLeftOutEntry, ...] = ()
     without: dict[str, str] = {}
     gpu: tuple[GpuEntry, ...] = ()
     contents: dict[str, ContentEntry] = {}

@@ -51,6 +51,10 @@ class WheelhouseStage:
             "policy of GPU code": context.memory.sha256(POLICY),
             "dependencies": "with" if context.options.with_deps else "without",
         }
+        if context.stack.sources_left_out:
+            inputs["reasons for leaving sources out"] = sha256_text(
+                *(pin.model_dump_json() for pin in context.stack.sources_left_out)
+            )
         if context.stack.jit_cache:
             inputs["what is said of FlashInfer's modules"] = sha256_text(
                 context.stack.jit_cache.model_dump_json()
