@@ -109,6 +109,27 @@ def test_python_answers_as_the_targets(
     assert (Path(include) == interpreter.include) is (machine == platform.machine())
 
 
+def test_scripts_that_a_killed_run_left_without_their_mode_can_be_run(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """Their text is as it should be, and so are their times: they are not written again."""
+
+    def make() -> list[Path]:
+        variables = deepgemm_environment(
+            tools(platform.machine(), tmp_path), interpreter, work=tmp_path, prefixes={},
+            launcher=(), log=tmp_path / "log",
+        )  # fmt: skip
+        return [Path(variables[name]) for name in ("CXX", "DEEPGEMM_PYTHON_INTERPRETERS")]
+
+    scripts = make()
+    written = [script.stat().st_mtime_ns for script in scripts]
+    for script in scripts:
+        script.chmod(0o644)
+    assert make() == scripts
+    assert all(script.stat().st_mode & 0o777 == 0o755 for script in scripts)
+    assert [script.stat().st_mtime_ns for script in scripts] == written
+
+
 def test_compiler_makes_a_library_without_build_paths(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:

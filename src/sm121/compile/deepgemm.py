@@ -66,8 +66,9 @@ def deepgemm_environment(
 
 
 def _script(path: Path, text: str) -> None:
-    """Write a shell script, only if it differs: ninja looks at its time."""
+    """Make a shell script, written only if it differs: ninja looks at its time."""
     text = f"#!/bin/sh\n{text}\n"
     if not path.is_file() or path.read_text() != text:
         write_atomic(path, text)
-        path.chmod(0o755)
+    # Always: an earlier run may have been killed between the two.
+    path.chmod(0o755)
