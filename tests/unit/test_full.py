@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,11 +165,13 @@ def test_faults_in_the_pins(tmp_path: Path, table: dict, says: str) -> None:
 # --- cargo --------------------------------------------------------------------------
 
 
-def cargo(machine: str, **environment: str) -> dict[str, str]:
+def cargo(
+    machine: str, prefixes: Mapping[str, str] = {"/build": "build"}, **environment: str
+) -> dict[str, str]:
     compilers = Compilers(cc=Path("/x/cc"), cxx=Path("/x/c++"), version="12", libc="glibc 2.36")
     return cargo_environment(
         machine=machine, compilers=compilers, cargo_home=Path("/c"), work=Path("/w"),
-        prefixes={"/build": "build"}, environment={"HOME": "/home/x", **environment},
+        prefixes=prefixes, environment={"HOME": "/home/x", **environment},
     )  # fmt: skip
 
 
@@ -182,6 +185,19 @@ def test_cargo_fetches_nothing_while_compiling() -> None:
     assert "--remap-path-prefix=/build=build" in flags
     assert "--remap-path-prefix=/c=cargo" in flags
     assert "CARGO_BUILD_TARGET" not in variables
+
+
+def test_rustc_gets_the_longest_prefix_last() -> None:
+    """It takes the last option that matches: vLLM's sources are not `build/src`."""
+    folders = {"/b/work/src": "vllm", "/b/work/src/deep": "deep", "/b/work": "build", "/": "root"}
+    flags = cargo(host_machine(), folders)["CARGO_ENCODED_RUSTFLAGS"].split("\x1f")
+    assert [flag for flag in flags if flag.startswith("--remap-path-prefix=")] == [
+        "--remap-path-prefix=/=root",
+        "--remap-path-prefix=/c=cargo",
+        "--remap-path-prefix=/b/work=build",
+        "--remap-path-prefix=/b/work/src=vllm",
+        "--remap-path-prefix=/b/work/src/deep=deep",
+    ]
 
 
 def test_crossing_cargo_builds_and_links_for_the_target() -> None:

@@ -60,11 +60,11 @@ def prefix_maps(folders: Mapping[Path, str], *, ninja_tree: Path) -> dict[str, s
     return absolute | {os.path.relpath(folder, start): name for folder, name in folders.items()}
 
 
-def prefix_flags(prefixes: Mapping[str, str]) -> list[str]:
-    """The compiler's options for prefix_maps."""
+def prefix_flags(prefixes: Mapping[str, str], *, option: str = "-ffile-prefix-map") -> list[str]:
+    """The compiler's options for prefix_maps. option: GCC's, or what another calls it."""
     return [
-        f"-ffile-prefix-map={folder}={name}"
-        # The longest prefix last: GCC lets the last matching option win.
+        f"{option}={folder}={name}"
+        # The longest prefix last: GCC and rustc let the last matching option win.
         for folder, name in sorted(prefixes.items(), key=lambda item: len(item[0]))
     ]
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sm121 import proc
+from sm121.compile.toolchain import prefix_flags
 from sm121.toolkit.machine import Compilers, host_machine
 
 # What cargo reads of vLLM's tree.
@@ -112,16 +113,14 @@ def cargo_environment(
     """
     name = triple(machine)
     upper, lower = name.upper().replace("-", "_"), name.replace("-", "_")
-    remaps = (f"--remap-path-prefix={old}={new}" for old, new in prefixes.items())
+    remaps = prefix_flags({**prefixes, str(cargo_home): "cargo"}, option="--remap-path-prefix")
     variables = {
         "CARGO_HOME": str(cargo_home),
         "CARGO_NET_OFFLINE": "true",
         "CARGO_TARGET_DIR": str(work),
         "CARGO_PROFILE_RELEASE_STRIP": "symbols",
         # Separated by 0x1f, so that paths may hold blanks.
-        "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(
-            [*remaps, f"--remap-path-prefix={cargo_home}=cargo", "-Clink-arg=-Wl,--build-id=sha1"]
-        ),
+        "CARGO_ENCODED_RUSTFLAGS": "\x1f".join([*remaps, "-Clink-arg=-Wl,--build-id=sha1"]),
         # The environment of the build has an empty HOME.
         "RUSTUP_HOME": str(Path(environment.get("HOME", "/")) / ".rustup"),
         **{key: environment[key] for key in _USERS if environment.get(key)},
