@@ -173,6 +173,15 @@ def test_build_path_inside_a_library_is_a_fault(good, library, tmp_path: Path) -
     )
 
 
+def test_name_of_the_checkout_inside_a_mapped_path_is_no_fault(
+    good, library, tmp_path: Path
+) -> None:
+    source = 'const char *where(void) { return "csrc/flash_attn/src/x.h"; }\n'
+    check(
+        wheel_of(tmp_path, {**good, "vllm/spinloop.abi3.so": library(source)}), forbidden=["/src"]
+    )
+
+
 @pytest.mark.parametrize(
     "place",
     [

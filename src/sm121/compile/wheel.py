@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from sm121.abi.elf import read_elf
 from sm121.abi.source import BytesSource, Malformed
+from sm121.compile.traces import path_faults
 from sm121.errors import WheelFault
 from sm121.files import write_atomic
 from sm121.pins.model import FamilyPin
@@ -82,8 +83,8 @@ def check_wheel(
 ) -> dict[str, Library]:
     """Check a built wheel; returns its libraries by member name.
 
-    components: must be in, and nothing else compiled may be. forbidden: strings (build
-    paths) that no library may contain. family and required: see metadata_faults. python: the
+    components: must be in, and nothing else compiled may be. forbidden: build
+    paths that no library may hold. family and required: see metadata_faults. python: the
     CPython that it ships for. Raises WheelFault listing every fault.
     """
     faults: list[str] = []
@@ -124,11 +125,7 @@ def check_wheel(
                 faults.append(
                     f"{name}: NEEDED libcuda.so.1 is missing; the driver stub exports too little"
                 )
-            faults += [
-                f"{name}: holds the build path {path}"
-                for path in forbidden
-                if path.encode() in data
-            ]
+            faults += path_faults(name, data, forbidden)
         metadata_name = next((n for n in names if n.endswith(".dist-info/METADATA")), None)
         metadata = archive.read(metadata_name).decode() if metadata_name else ""
     faults += metadata_faults(metadata, family, required)

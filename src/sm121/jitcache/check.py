@@ -8,6 +8,7 @@ from sm121.abi.facts import Binary
 from sm121.abi.gpu import Arch, verdict
 from sm121.abi.scan import scan_elf
 from sm121.abi.source import BytesSource
+from sm121.compile.traces import path_faults
 from sm121.pins.model import JitModule
 
 # How tvm-ffi names the symbol of a function that a module exports (tvm/ffi/function.h,
@@ -48,9 +49,7 @@ def check_library(
             f"{name}: {len(wrong)} of {len(binary.containers)} objects have no native code for "
             f"{arch.sm}{arch.suffix}; they hold {found}"
         )
-    faults += [
-        f"{name}: holds the build path {path}" for path in forbidden if path.encode() in data
-    ]
+    faults += path_faults(name, data, forbidden)
     return binary, faults
 
 

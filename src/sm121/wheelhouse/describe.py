@@ -226,7 +226,8 @@ def describe(
             Check(
                 name="wheel",
                 verdict="passed",
-                detail="platform, version, components, NEEDED, RUNPATH, build paths, METADATA",
+                detail="platform, version, components, NEEDED, RUNPATH, "
+                + ("METADATA" if overlay else "build paths, METADATA"),
             ),
             gpu_check,
             *checks,

@@ -185,6 +185,15 @@ def test_patched_python_over_the_release(house: House) -> None:
     assert "patch kernels left out: an input of the build" in said
 
 
+def test_checkout_may_lie_where_upstream_built(house: House) -> None:
+    """Nothing in it was compiled here, so a path in it is no trace of this machine."""
+    there = SPINLOOP + f"\0{house.root}/csrc/x.cpp\0".encode()
+    house.release(**{"vllm/fs_io_C.abi3.so": there})
+    house.build()
+    with zipfile.ZipFile(house.wheel) as archive:
+        assert archive.read("vllm/fs_io_C.abi3.so") == there
+
+
 def test_record_lists_every_member_as_it_is(house: House) -> None:
     house.patch("repair", {"vllm/other.py": "x = 2\n"})
     house.build()

@@ -36,6 +36,10 @@ def test_a_good_one_passes_and_says_what_it_holds() -> None:
     assert list(binary.elf.needed) == NEEDED
 
 
+def test_a_folder_of_the_checkouts_name_is_no_fault() -> None:
+    assert faults(library(needed=["data/home/me/libx.so"])) == []
+
+
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
