@@ -169,13 +169,18 @@ def tree_digest(root: Path) -> str:
     """Content digest of a directory: 'h1:' and hex, as Go's dirhash.Hash1 defines it.
 
     sha256 over the lines 'SHA256  RELATIVE/PATH\\n' of all regular files in the order of
-    their paths. Modes and times do not count, since wheels and sdists lose them, so the
-    same headers have the same digest out of git and out of a wheel.
+    their paths. Modes and times do not count, since wheels and sdists lose them, nor what git
+    keeps in `.git`, so the same headers have the same digest in a clone, out of git and out of
+    a wheel.
     """
     lines = [
         f"{sha256_file(file)}  {file.relative_to(root).as_posix()}\n"
         for file in sorted(
-            (f for f in root.rglob("*") if f.is_file() and not f.is_symlink()),
+            (
+                f
+                for f in root.rglob("*")
+                if f.is_file() and not f.is_symlink() and ".git" not in f.relative_to(root).parts
+            ),
             key=lambda f: f.relative_to(root).as_posix(),
         )
     ]

@@ -196,6 +196,19 @@ def test_without_a_digest_it_is_said_that_nothing_was_checked(place: Place) -> N
 # --- a local clone ------------------------------------------------------------------
 
 
+def test_content_without_a_pinned_digest_has_one_all_the_same(place: Place) -> None:
+    """The wheel's version needs it. A clone's .git, other on each machine, is no content."""
+    plain = Work.init(place.remote.path.with_name("plain.git"))
+    plain.commit(HEADERS)
+    pin = place.pin(git=plain.url, ref="main", digest={})
+    local = {"VLLM_CUTLASS_SRC_DIR": str(plain.path)}
+    digest = {".": tree_digest_of_export(plain)}
+    assert place.obtain(pin).digest == digest
+    assert place.obtain(pin, environment=local).digest == digest
+    plain.write({"include/cutlass/a.h": b"edited"})
+    assert place.obtain(pin, environment=local).digest not in (digest, {})
+
+
 def test_local_clone_comes_first(place: Place) -> None:
     source = place.obtain(
         place.pin(git=UNREACHABLE), environment={"VLLM_CUTLASS_SRC_DIR": str(place.remote.path)}

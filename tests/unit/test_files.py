@@ -288,6 +288,16 @@ def test_tree_digest_does_not_count_modes_times_and_empty_folders(tmp_path: Path
     assert tree_digest(tmp_path) == before
 
 
+def test_tree_digest_does_not_count_what_git_keeps(tmp_path: Path) -> None:
+    before = tree_digest(make_tree(tmp_path))
+    for name in (".git/config", "a/.git"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert tree_digest(tmp_path) == before
+    (tmp_path / ".gitignore").write_bytes(b"x")
+    assert tree_digest(tmp_path) != before
+
+
 @pytest.mark.parametrize("change", ["content", "name", "extra", "less"])
 def test_tree_digest_sees_every_change_of_content(tmp_path: Path, change: str) -> None:
     before = tree_digest(make_tree(tmp_path))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sm121.compile.stage import wheel_version
+from sm121.compile.stage import CompileStage, wheel_version
 from sm121.context import Context
 from sm121.errors import NetworkFault
 from sm121.pins.model import Stack
@@ -226,6 +226,65 @@ def test_version_changes_with_series_lock_and_profile(locked: Context) -> None:
 
 def test_version_does_not_change_by_itself(locked: Context) -> None:
     assert len({wheel_version(locked, results_of("a")) for _ in range(3)}) == 1
+
+
+def with_source(**changes: object) -> dict[str, Any]:
+    source = {"provider": "git", "path": "/a", "digest": {"include": "h1:1", "tools": "h1:2"}}
+    return {**results_of("a"), "sources": {"sources": {"cutlass": source | changes}}}
+
+
+def repinned(context: Context, **changes: object) -> Context:
+    """The same with values of the stack's tables changed: cuda__arch='12.0f'."""
+    data = minimal()
+    for path, value in changes.items():
+        *tables, key = path.split("__")
+        table = data
+        for name in tables:
+            table = table[name]
+        table[key.replace("_", "-")] = value
+    return replace(context, stack=Stack.model_validate(data))
+
+
+def test_version_of_what_is_compiled_changes_with_all_that_decides_it(locked: Context) -> None:
+    def of(context: Context, results: Mapping[str, Any]) -> str:
+        return CompileStage().version(context, results)
+
+    archs = repinned(locked, cuda__accepted_archs=["12.1a", "12.0f"])
+    versions = [
+        of(locked, with_source()),
+        of(locked, with_source(digest={"include": "h1:3", "tools": "h1:2"})),
+        of(locked, with_source(digest={"include": "h1:1"})),
+        of(locked, results_of("a")),
+        of(repinned(locked, sources__cutlass__ref="v4.4.3"), with_source()),
+        of(repinned(locked, sources__cutlass__submodules={"x": "a" * 40}), with_source()),
+        of(repinned(locked, sources__cutlass__cmake={"X_DIR": "include"}), with_source()),
+        of(repinned(locked, cuda__toolkit={"nvidia-cuda-nvcc": "13.0.89"}), with_source()),
+        of(replace(archs, options=replace(archs.options, arch="12.0f")), with_source()),
+    ]
+    assert len(set(versions)) == len(versions)
+    default = replace(archs, options=replace(archs.options, arch="12.1a"))
+    assert of(default, with_source()) == versions[0]
+
+
+def test_version_is_the_same_whoever_provides_a_source_and_wherever_it_lies(
+    locked: Context,
+) -> None:
+    digests = {"tools": "h1:2", "include": "h1:1"}
+    elsewhere = repinned(
+        locked,
+        sources__cutlass__git="https://elsewhere.invalid/cutlass.git",
+        sources__cutlass__commit="d" * 40,
+        sources__cutlass__wheels=[],
+    )
+    versions = {
+        CompileStage().version(context, with_source(**changes))
+        for context in (locked, elsewhere)
+        for changes in (
+            {}, {"provider": "a local clone, commit 1", "path": "/b"},
+            {"provider": "wheel x-1-py3-none-any.whl"}, {"digest": digests},
+        )
+    }  # fmt: skip
+    assert len(versions) == 1
 
 
 def test_version_is_always_one_that_packaging_leaves_alone(locked: Context) -> None:

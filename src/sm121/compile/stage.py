@@ -47,8 +47,8 @@ ABI = "cp311"
 
 def wheel_version(context: Context, results: Results, *more: str) -> str:
     """'0.26.0+sm121.smoke.1a2b3c4d': the last part a digest of release, series and lock, and
-    of whatever `more` a profile is made from. Before it, what of the profile is not in:
-    '0.26.0+sm121.full.norust.1a2b3c4d'."""
+    of whatever `more` decides what is in the wheel; nothing of the machine. Before it, what of
+    the profile is not in: '0.26.0+sm121.full.norust.1a2b3c4d'."""
     family = lock_path(context.layout.pins, context.stack_name, "family", context.runtime)
     digest = sha256_text(
         context.stack.vllm.model_dump_json(),
@@ -65,11 +65,18 @@ def wheel_version(context: Context, results: Results, *more: str) -> str:
     )
 
 
-def _used_sources(context: Context, results: Results) -> dict[str, object]:
-    return {
-        name: [source["digest"], context.stack.sources[name].content()]
-        for name, source in results["sources"]["sources"].items()
+def _used_sources(context: Context, results: Results) -> str:
+    """What of the third-party sources decides the binaries, as JSON: neither who provided them
+    nor where they lie."""
+    pins, decides = context.stack.sources, {"ref", "submodules", "subdirectory", "cmake"}
+    used = {
+        name: {
+            "pin": pins[name].model_dump(mode="json", include=decides),
+            "digest": source["digest"],
+        }
+        for name, source in results.get("sources", {}).get("sources", {}).items()
     }
+    return json.dumps(used, sort_keys=True)
 
 
 def make_tools(context: Context) -> Tools:
@@ -119,11 +126,7 @@ class CompileStage:
             "patched tree": str(results["patch"]["tree"]),
             "host environment": str(results["environment"]["fingerprint"]),
             "toolkit": str(results["toolkit"]["fingerprint"]),
-            **(
-                {"third-party sources": json.dumps(_used_sources(context, results), sort_keys=True)}
-                if "sources" in results
-                else {}
-            ),
+            "third-party sources": _used_sources(context, results),
             "components": " ".join(components),
             **(
                 {"Python of DeepGEMM": deepgemm_python(context).full}
@@ -131,9 +134,16 @@ class CompileStage:
                 else {}
             ),
             "arch": context.arch,
-            "version": wheel_version(context, results),
+            "version": self.version(context, results),
             "release date": context.stack.vllm.date.isoformat(),
         }
+
+    def version(self, context: Context, results: Results) -> str:
+        """wheel_version, with what else decides the binaries: arch, CUDA toolkit, sources."""
+        toolkit = json.dumps(context.stack.cuda.toolkit, sort_keys=True)
+        return wheel_version(
+            context, results, context.arch, toolkit, _used_sources(context, results)
+        )
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
         wheel = self.dist(context) / str(result["wheel"])
@@ -183,7 +193,7 @@ class CompileStage:
             components=components,
             arch=context.arch,
             jobs=jobs.count,
-            version=wheel_version(context, results),
+            version=self.version(context, results),
             epoch=int(context.stack.vllm.date.timestamp()),
             cache_base=context.layout.build,
             home=work / "home",

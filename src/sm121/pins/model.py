@@ -206,6 +206,11 @@ class SourcePin(Model):
         """The commit, if it is known without asking the remote."""
         return self.commit or (self.ref if re.fullmatch(r"[0-9a-f]{40}", self.ref) else None)
 
+    @property
+    def digested(self) -> tuple[str, ...]:
+        """The folders whose content has a digest: all of the source, if none is pinned."""
+        return tuple(self.digest) or (".",)
+
     def content(self) -> dict[str, Any]:
         """What decides what is fetched, and where it lies; not who uses it and how: a change of
         that must not give the folder another name, and so compile everything again."""

@@ -72,7 +72,7 @@ class SourceStage:
 
 
 def _local_digest(folder: Path, pin: SourcePin) -> str:
-    parts = [f"{sub}={tree_digest(folder / sub)}" for sub in pin.digest or {".": ""}]
+    parts = [f"{sub}={tree_digest(folder / sub)}" for sub in pin.digested]
     return " ".join([str(folder), *parts])
 
 

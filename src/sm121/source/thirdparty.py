@@ -33,7 +33,8 @@ _PROVIDER = "provider"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A source made ready: where, by whom, and the digests that were verified."""
+    """A source made ready: where, by whom, and the digests of what is in it: the pinned ones; if
+    none is pinned, that of all of it, at '.'."""
 
     name: str
     path: Path
@@ -118,7 +119,7 @@ def is_made(name: str, pin: SourcePin, folder: Path) -> bool:
 
 
 def _verified(name: str, pin: SourcePin, path: Path, *, provider: str, ui: Ui) -> Source:
-    found = {sub: tree_digest(path / sub) for sub in pin.digest}
+    found = {sub: tree_digest(path / sub) for sub in pin.digested}
     for sub, wanted in pin.digest.items():
         if found[sub] != wanted:
             raise HashMismatch(

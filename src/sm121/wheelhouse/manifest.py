@@ -77,7 +77,7 @@ class ContentEntry(Entry):
 
 class SourceEntry(Entry):
     """A third-party source: what it was pinned at, who provided it, and the digests that were
-    found (none pinned: none)."""
+    found (none pinned: one of all of it)."""
 
     ref: str
     provider: str
