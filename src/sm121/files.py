@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from sm121.errors import HashMismatch
@@ -165,23 +165,32 @@ def tree_size(path: Path) -> int:
     return total
 
 
-def tree_digest(root: Path) -> str:
-    """Content digest of a directory: 'h1:' and hex, as Go's dirhash.Hash1 defines it.
+def tree_files(root: Path, sha256: Callable[[Path], str] = sha256_file) -> dict[str, str]:
+    """Path below a directory → sha256, of all its regular files; what git keeps in `.git` is none.
 
-    sha256 over the lines 'SHA256  RELATIVE/PATH\\n' of all regular files in the order of
-    their paths. Modes and times do not count, since wheels and sdists lose them, nor what git
-    keeps in `.git`, so the same headers have the same digest in a clone, out of git and out of
-    a wheel.
+    sha256: HashMemory's, for a tree that is looked at in every run.
     """
-    lines = [
-        f"{sha256_file(file)}  {file.relative_to(root).as_posix()}\n"
-        for file in sorted(
-            (
-                f
-                for f in root.rglob("*")
-                if f.is_file() and not f.is_symlink() and ".git" not in f.relative_to(root).parts
-            ),
-            key=lambda f: f.relative_to(root).as_posix(),
-        )
-    ]
-    return "h1:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+    return {
+        file.relative_to(root).as_posix(): sha256(file)
+        for file in root.rglob("*")
+        if file.is_file() and not file.is_symlink() and ".git" not in file.relative_to(root).parts
+    }
+
+
+def files_text(files: Mapping[str, str]) -> str:
+    """Lines 'SHA256  RELATIVE/PATH\\n' in the order of the paths, as `sha256sum -c` reads them."""
+    return "".join(f"{digest}  {path}\n" for path, digest in sorted(files.items()))
+
+
+def files_digest(files: Mapping[str, str]) -> str:
+    """Content digest of a directory's files: 'h1:' and hex, as Go's dirhash.Hash1 defines it.
+
+    sha256 over `files_text`. Modes and times do not count, since wheels and sdists lose them,
+    so the same headers have the same digest in a clone, out of git and out of a wheel.
+    """
+    return "h1:" + hashlib.sha256(files_text(files).encode()).hexdigest()
+
+
+def tree_digest(root: Path) -> str:
+    """Content digest of a directory (`files_digest`)."""
+    return files_digest(tree_files(root))

@@ -51,9 +51,9 @@ class Place:
     def obtain(self, *clones: Path, offline: bool = False, **changes: Any) -> Source:
         folder = self.tmp / "build/source"
         folder.mkdir(parents=True, exist_ok=True)
-        cache = Cache(self.tmp / "cache", HashMemory(self.tmp / "hashes.json"))
+        memory = HashMemory(self.tmp / "hashes.json")
         return obtain(
-            "project", self.pin(**changes), folder=folder, cache=cache, target=TARGET,
+            "project", self.pin(**changes), folder=folder, cache=Cache(self.tmp / "cache", memory), memory=memory, target=TARGET,
             offline=offline, ui=self.screen.ui, clones=open_clones(clones), environment={},
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from sm121.__main__ import main
+from sm121.files import tree_digest
 from support.gits import Work
 from support.upstream import Upstream, make_checkout, make_upstream
 
@@ -50,10 +52,13 @@ def place(tmp_path: Path, monkeypatch, capsys) -> Iterator[Place]:
     ends (with an error) right after the stage `sources`."""
     cutlass = Work.init(tmp_path / "cutlass.git")
     commit = cutlass.commit({"include/cutlass.h": "pinned\n"})
+    digest = {"include": tree_digest(cutlass.path / "include")}
     cutlass.commit({"include/cutlass.h": "newer\n"})
     upstream = make_upstream(tmp_path / "upstream")
     pins = upstream.pins
-    pins["sources"]["cutlass"].update(git=UNREACHABLE, commit=commit, components=["fs_io_C"])
+    pins["sources"]["cutlass"].update(
+        git=UNREACHABLE, commit=commit, components=["fs_io_C"], digest=digest
+    )
     del pins["sources"]["cutlass"]["wheels"]
     pins["profiles"]["full"] = {
         "summary": "all of it", "components": ["spinloop", "fs_io_C", "crate"],
@@ -120,6 +125,26 @@ def test_clone_by_option_or_by_variable(place: Place, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SM121_CLONES", f"{place.cutlass.path}:")
     place.run("compile", "--profile=full", "--offline", code=1)
     assert place.sources()["sources"]["cutlass"]["provider"] == source["provider"]
+
+
+def test_source_that_was_edited_stops_the_next_build(place: Place) -> None:
+    """Else the edit is in the next wheel, and its manifest names the pinned digest."""
+    working_cargo(place)
+    build = ("compile", "--profile=full", f"--clone={place.cutlass.path}")
+    place.run(*build, code=1)
+    tree = Path(place.sources()["sources"]["cutlass"]["path"])
+    assert "sources     up to date" in place.run(*build, code=1)
+    (tree / "include/cutlass.h").write_text("edited\n")
+    said = place.run(*build, code=1)
+    assert "error: cutlass: include from a local clone" in said
+    assert f"in {tree}:" in said
+    assert "changed: include/cutlass.h" in said
+    assert f"`rm -r {tree.parent}`" in said
+    assert (tree / "include/cutlass.h").read_text() == "edited\n"
+    shutil.rmtree(tree.parent)
+    place.run(*build, code=1)
+    assert (tree / "include/cutlass.h").read_text() == "pinned\n"
+    assert "sources     up to date" in place.run(*build, code=1)
 
 
 def test_folder_that_is_no_clone_is_wrong_usage(place: Place) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from sm121 import files
 from sm121.errors import CheckFailed, HashMismatch, NetworkFault
 from sm121.fetch import Cache
 from sm121.files import HashMemory, sha256_file, tree_digest
 from sm121.lock.pylock import Target
 from sm121.pins.model import SourcePin
-from sm121.source.thirdparty import Source, obtain
+from sm121.source.thirdparty import Source, is_as_pinned, obtain
 from support.gits import Work
 from support.servers import serve_index
+from support.tools import run, tool
 from support.wheels import make_wheel
 
 TARGET = Target.make("linux-aarch64", python="3.12", glibc="2.39")
@@ -33,6 +35,7 @@ class Place:
     shelf: Path
     folder: Path
     cache: Cache
+    memory: HashMemory
     screen: Any
     digest: str
     wheel: Path
@@ -60,7 +63,7 @@ class Place:
         self, pin: SourcePin, *, offline: bool = False, environment: dict[str, str] | None = None
     ) -> Source:
         return obtain(
-            "cutlass", pin, folder=self.folder, cache=self.cache, target=TARGET,
+            "cutlass", pin, folder=self.folder, cache=self.cache, memory=self.memory, target=TARGET,
             offline=offline, ui=self.screen.ui, environment=environment or {},
         )  # fmt: skip
 
@@ -94,9 +97,10 @@ def place(tmp_path: Path, screen) -> Place:
     )
     folder = tmp_path / "build/source"
     folder.mkdir(parents=True)
+    memory = HashMemory(tmp_path / "hashes.json")
     return Place(
         remote, inner, commit, inner_commit, shelf, folder,
-        Cache(tmp_path / "cache", HashMemory(tmp_path / "hashes.json")), screen,
+        Cache(tmp_path / "cache", memory), memory, screen,
         tree_digest(remote.path / "include"), wheel,
     )  # fmt: skip
 
@@ -146,12 +150,64 @@ def test_what_is_there_is_not_fetched_again(place: Place) -> None:
     assert (again.path, again.provider) == (first.path, "git")
 
 
-def test_what_is_there_and_was_damaged_is_refused(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("changed", "include/cutlass/a.h"), ("new", "include/mine.h"), ("gone", "include/cutlass/deep/b.h")],
+)  # fmt: skip
+def test_what_is_there_and_was_changed_is_refused(place: Place, kind: str, path: str) -> None:
+    """Not replaced: a person's edit would be lost."""
     source = place.obtain(place.pin())
-    (source.path / "include/cutlass/a.h").write_text("edited")
+    file = source.path / path
+    file.unlink() if kind == "gone" else file.write_text("edited")
+    for _ in range(2):
+        with pytest.raises(HashMismatch, match="include from git is not the pinned") as raised:
+            place.obtain(place.pin())
+        assert raised.value.details == (f"in {source.path}:", f"  {kind}: {path}")
+        assert f"`rm -r {source.path.parent}`" in raised.value.remedy
+    assert kind == "gone" or file.read_text() == "edited"
+
+
+def test_what_was_changed_and_removed_is_obtained_anew(place: Place) -> None:
+    """As the message says; the tree alone may go, too."""
+    for remove in ("..", "."):
+        source = place.obtain(place.pin())
+        (source.path / "include/cutlass/a.h").write_text("edited")
+        shutil.rmtree((source.path / remove).resolve())
+        assert tree_digest(place.obtain(place.pin()).path / "include") == place.digest
+
+
+def test_of_many_changed_files_some_are_named(place: Place) -> None:
+    source = place.obtain(place.pin())
+    for n in range(14):
+        (source.path / f"include/{n:02}.h").write_text("")
     with pytest.raises(HashMismatch) as raised:
         place.obtain(place.pin())
-    assert str(source.path) in raised.value.remedy
+    assert raised.value.details[-2:] == ("  new: include/09.h", "  and 4 more")
+
+
+def test_list_of_files_is_one_that_sha256sum_reads(place: Place) -> None:
+    """Also for a tree of an earlier version, which kept none."""
+    source = place.obtain(place.pin())
+    listed = source.path.with_name("files")
+    run(tool("sha256sum", "coreutils"), "--strict", "-c", listed, cwd=source.path)
+    before = listed.read_text()
+    listed.unlink()
+    place.obtain(place.pin())
+    assert listed.read_text() == before
+
+
+def test_files_that_did_not_change_are_not_read_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of headers in every build that has nothing to do."""
+    source = place.obtain(place.pin())
+    read: list[str] = []
+    monkeypatch.setattr(files, "sha256_file", lambda p: read.append(p.name) or sha256_file(p))
+    assert is_as_pinned("cutlass", place.pin(), place.folder, place.memory)
+    assert read == []
+    (source.path / "include/cutlass/a.h").write_text("edited")
+    assert not is_as_pinned("cutlass", place.pin(), place.folder, place.memory)
+    assert read == ["a.h"]
 
 
 def test_half_made_tree_of_a_killed_run_is_made_again(place: Place) -> None:
@@ -191,6 +247,19 @@ def test_content_that_is_not_the_pinned_one_is_refused(place: Place) -> None:
 def test_without_a_digest_it_is_said_that_nothing_was_checked(place: Place) -> None:
     place.obtain(place.pin(digest={}))
     assert "no content digest is pinned" in place.screen.text
+
+
+def test_changed_content_without_a_pinned_digest_is_another_content(place: Place) -> None:
+    """Taken at its word, but not for that of the last look."""
+    plain = Work.init(place.remote.path.with_name("plain.git"))
+    plain.commit(HEADERS)
+    pin = place.pin(git=plain.url, ref="main", digest={})
+    source = place.obtain(pin)
+    assert is_as_pinned("cutlass", pin, place.folder, place.memory)
+    (source.path / "include/cutlass/a.h").write_text("edited")
+    assert not is_as_pinned("cutlass", pin, place.folder, place.memory)
+    assert place.obtain(pin).digest != source.digest
+    assert is_as_pinned("cutlass", pin, place.folder, place.memory)
 
 
 # --- a local clone ------------------------------------------------------------------

@@ -135,7 +135,15 @@ class ThirdPartyStage:
         }
 
     def standing(self, context: Context, result: Mapping[str, Any]) -> bool:
-        return all(Path(source["path"]).is_dir() for source in result["sources"].values())
+        from sm121.source.thirdparty import is_as_pinned
+
+        return all(
+            Path(source["path"]).is_dir()
+            and is_as_pinned(
+                name, context.stack.sources[name], context.layout.third_party, context.memory
+            )
+            for name, source in result["sources"].items()
+        )
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         from sm121.source.clones import open_clones
@@ -152,6 +160,7 @@ class ThirdPartyStage:
                     pin,
                     folder=context.layout.third_party,
                     cache=Cache(context.layout.cache, context.memory),
+                    memory=context.memory,
                     target=context.runtime,
                     offline=context.options.offline,
                     ui=context.ui,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -17,18 +17,22 @@ from packaging.utils import parse_wheel_filename
 
 from sm121.errors import CheckFailed, HashMismatch, NetworkFault, ToolFailed
 from sm121.fetch import Cache, fetch_locked
-from sm121.files import fresh_directory, remove_tree, tree_digest
+from sm121.files import HashMemory, fresh_directory, remove_tree
 from sm121.gitrepo import Repository
 from sm121.lock.pylock import LockedFile, Target
 from sm121.pins.model import SourcePin, WheelProvider
 from sm121.source.clones import Clone, find_commit
-from sm121.source.places import TREE, made_at
+from sm121.source.content import Content, differences, read_content, write_list
+from sm121.source.places import TREE, made_at, place_of
 from sm121.toolkit.unpack import unpack
 from sm121.ui import Ui
 
 _GIT_TIMEOUT_S = 900
-# Beside the tree of one pin, since a digest may cover all of the tree: who gave it.
+# Beside the tree of one pin, since a digest may cover all of the tree: who gave it, and its files.
 _PROVIDER = "provider"
+_FILES = "files"
+# Of files that differ, so many are named.
+_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +52,7 @@ def obtain(
     *,
     folder: Path,
     cache: Cache,
+    memory: HashMemory,
     target: Target,
     offline: bool,
     ui: Ui,
@@ -56,8 +61,8 @@ def obtain(
 ) -> Source:
     """Make one third-party source ready below `folder`.
 
-    Raises HashMismatch when a provider's content is not the pinned one, NetworkFault when
-    no provider can be reached (all of them named).
+    Raises HashMismatch when a provider's content is not the pinned one, or what an earlier run
+    made was changed; NetworkFault when no provider can be reached (all of them named).
     """
     if local := environment.get(pin.env):
         path = Path(local).resolve()
@@ -66,11 +71,16 @@ def obtain(
                 f"{pin.env} names {path}, which is not a folder.",
                 remedy=f"Unset {pin.env}, or point it at a clone of {pin.git} at {pin.ref}.",
             )
-        return _verified(name, pin, path, provider=f"local {pin.env}", ui=ui)
+        provider = f"local {pin.env}"
+        content = _verified(
+            name, pin, read_content(pin, path), provider=provider, ui=ui,
+            remedy=f"Bring {path} to {pin.ref}, or unset {pin.env}.",
+        )  # fmt: skip
+        return Source(name=name, path=path, provider=provider, digest=content.digest)
     final = made_at(name, pin, folder)
-    tree, marker = final / TREE, final / _PROVIDER
-    if marker.is_file():
-        return _verified(name, pin, tree, provider=marker.read_text().strip(), ui=ui)
+    tree = final / TREE
+    if is_made(name, pin, folder):
+        return _made_earlier(name, pin, final, memory=memory, ui=ui)
     providers: list[tuple[str, Callable[[Path], str]]] = []
     if clones:
         from_clones = partial(_from_clones, pin, folder / f"{name}.git", clones)
@@ -89,7 +99,12 @@ def obtain(
         try:
             with fresh_directory(final) as fresh:
                 provider = provide(fresh / TREE)
-                source = _verified(name, pin, fresh / TREE, provider=provider, ui=ui)
+                content = _verified(
+                    name, pin, read_content(pin, fresh / TREE), provider=provider, ui=ui,
+                    remedy="Nothing of it was kept. Find out whether the pin is wrong, or what "
+                    f"{provider} gives for {pin.ref} was changed.",
+                )  # fmt: skip
+                write_list(fresh / _FILES, content)
                 (fresh / _PROVIDER).write_text(provider)
         except (NetworkFault, ToolFailed) as fault:
             why = fault.what if label.startswith("wheel ") else fault.cause or fault.what
@@ -98,7 +113,9 @@ def obtain(
         if provider != "git":
             why = next((f", since {f}" for f in failures if f.startswith("git: ")), "")
             ui.note(f"{name}: out of {provider}{why}")
-        return replace(source, path=tree)
+        for file, sha256 in content.files.items():
+            memory.remember(tree / file, sha256)
+        return Source(name=name, path=tree, provider=provider, digest=content.digest)
     raise NetworkFault(
         f"{name} ({pin.ref}) could not be obtained.",
         cause="; ".join(failures),
@@ -115,21 +132,67 @@ def obtain(
 
 def is_made(name: str, pin: SourcePin, folder: Path) -> bool:
     """Was it made by an earlier run? Its content is checked when it is used."""
-    return (made_at(name, pin, folder) / _PROVIDER).is_file()
+    final = made_at(name, pin, folder)
+    return (final / _PROVIDER).is_file() and (final / TREE).is_dir()
 
 
-def _verified(name: str, pin: SourcePin, path: Path, *, provider: str, ui: Ui) -> Source:
-    found = {sub: tree_digest(path / sub) for sub in pin.digested}
+def is_as_pinned(name: str, pin: SourcePin, folder: Path, memory: HashMemory) -> bool:
+    """Is the tree there, with the pinned content, or if none is pinned with that of the last look?
+    Reads only files that changed since."""
+    tree = place_of(name, pin, folder)
+    if not tree.is_dir():
+        return False
+    content = read_content(pin, tree, memory.sha256)
+    if pin.digest:
+        return content.digest == pin.digest
+    made = made_at(name, pin, folder)  # a local folder is hashed as an input of the stage
+    return tree != made / TREE or not differences(made / _FILES, content)
+
+
+def _made_earlier(name: str, pin: SourcePin, final: Path, *, memory: HashMemory, ui: Ui) -> Source:
+    """A tree of an earlier run, if it still is what was obtained.
+
+    One that somebody has changed is refused and not replaced: the change may be wanted, and is
+    nowhere else.
+    """
+    tree, files = final / TREE, final / _FILES
+    provider = (final / _PROVIDER).read_text().strip()
+    content = read_content(pin, tree, memory.sha256)
+    changed = differences(files, content)
+    more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
+    _verified(
+        name, pin, content, provider=provider, ui=ui,
+        details=[f"in {tree}:", *(f"  {line}" for line in (*changed[:_NAMED], *more))]
+        if changed else [],
+        remedy=f"It was changed after it was obtained. Copy what you want to keep out of {tree}, "
+        f"then `rm -r {final}` and run the same command again: it is obtained anew.",
+    )  # fmt: skip
+    if changed or not files.is_file():
+        write_list(files, content)
+    return Source(name=name, path=tree, provider=provider, digest=content.digest)
+
+
+def _verified(
+    name: str,
+    pin: SourcePin,
+    content: Content,
+    *,
+    provider: str,
+    ui: Ui,
+    remedy: str,
+    details: Sequence[str] = (),
+) -> Content:
     for sub, wanted in pin.digest.items():
-        if found[sub] != wanted:
+        if content.digest[sub] != wanted:
             raise HashMismatch(
                 f"{name}: {sub} from {provider} is not the pinned content.",
-                cause=f"wanted {wanted}, found {found[sub]}",
-                remedy=f"Remove {path} if the pipeline made it; otherwise bring the clone to {pin.ref}.",
+                details=details,
+                cause=f"wanted {wanted}, found {content.digest[sub]}",
+                remedy=remedy,
             )
     if not pin.digest:
         ui.note(f"{name}: no content digest is pinned, so {provider} is taken at its word")
-    return Source(name=name, path=path, provider=provider, digest=found)
+    return content
 
 
 def _forbidden(_: Path) -> str:
