@@ -14,7 +14,7 @@ import pytest
 from sm121.errors import CheckFailed, CompilerMissing
 from sm121.toolkit import machine
 from sm121.toolkit.driver_stub import build_stub, exported_names
-from sm121.toolkit.machine import Compilers, find_compilers, host_machine
+from sm121.toolkit.machine import Compilers, find_compilers, host_compilers, host_machine
 from sm121.toolkit.python import Interpreter, cross_headers, find_interpreter
 from support.tools import run, tool
 
@@ -239,6 +239,61 @@ def test_compilers_can_be_named(
     monkeypatch.setenv("SM121_CC", str(cross.cc))
     monkeypatch.setenv("SM121_CXX", str(cross.cxx))
     assert find_compilers(OTHER).cxx == cross.cxx
+
+
+def name_compilers(folder: Path, monkeypatch: pytest.MonkeyPatch, triple: str) -> Path:
+    """Compilers that print a triple, named by the variables; returns the C++ one."""
+    for variable, name in (("SM121_CC", "my-cc"), ("SM121_CXX", "my-c++")):
+        (folder / name).write_text(
+            "#!/bin/sh\ncase $1 in\n"
+            f"-dumpmachine) echo {triple};;\n"
+            "-E) printf '#define __GLIBC__ 2\\n#define __GLIBC_MINOR__ 39\\n';;\n"
+            "*) echo 12.2.0;;\nesac\n"
+        )
+        (folder / name).chmod(0o755)
+        monkeypatch.setenv(variable, str(folder / name))
+    return folder / "my-c++"
+
+
+@pytest.mark.parametrize("rest", ["linux-gnu", "unknown-linux-gnu", "redhat-linux", "pc-linux-gnu"])
+def test_named_compilers_are_the_targets_and_not_this_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: Compilers, rest: str
+) -> None:
+    cxx = name_compilers(tmp_path, monkeypatch, f"{OTHER}-{rest}")
+    assert find_compilers(OTHER).cxx == cxx
+    assert host_compilers() == native
+
+
+@pytest.mark.parametrize("rest", ["linux-gnu", "pc-linux-gnu", "unknown-linux-gnu"])
+def test_named_compilers_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str
+) -> None:
+    cxx = name_compilers(tmp_path, monkeypatch, f"{host_machine()}-{rest}")
+    assert find_compilers(host_machine()).cxx == host_compilers().cxx == cxx
+
+
+def test_one_of_the_two_may_be_named(
+    monkeypatch: pytest.MonkeyPatch, cross: Compilers, native: Compilers
+) -> None:
+    monkeypatch.setenv("SM121_CC", "")
+    monkeypatch.setenv("SM121_CXX", str(cross.cxx))
+    assert (find_compilers(OTHER), host_compilers()) == (cross, native)
+
+
+@pytest.mark.parametrize(
+    ("triple", "says"),
+    [(f"{host_machine()}-linux-gnu", host_machine()), ("", "no machine that it names")],
+)
+def test_named_compilers_for_another_machine_are_refused_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triple: str, says: str
+) -> None:
+    """And not by the linker, after hours."""
+    cxx = name_compilers(tmp_path, monkeypatch, triple)
+    with pytest.raises(CompilerMissing, match=f"^No compiler for {OTHER}: ") as raised:
+        find_compilers(OTHER)
+    assert f"SM121_CC={tmp_path / 'my-cc'} makes code for {says}" in raised.value.what
+    assert f"SM121_CXX={cxx} makes code for {says}" in raised.value.what
+    assert f"{OTHER}-linux-gnu-g++" in raised.value.remedy
 
 
 def test_the_cross_compiler_makes_code_for_the_target(cross: Compilers, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from sm121 import proc
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.errors import CompilerMissing, Sm121Error
-from sm121.toolkit.machine import find_compilers, host_machine, install_hint
+from sm121.toolkit.machine import find_compilers, host_compilers, host_machine, install_hint
 from sm121.toolkit.python import find_interpreter, probe
 
 _GIT_MIN = (2, 34)
@@ -38,7 +38,7 @@ def check_compilers(machine: Machine) -> Iterator[Check]:
         building = name == "compilers"
         level: Level
         try:
-            found = find_compilers(code)
+            found = find_compilers(code) if building else host_compilers()
             level, cause, remedy = "ok", "", ""
             text = f"{found.cxx} {found.version} for {code}, {found.libc}"
         except Sm121Error as error:

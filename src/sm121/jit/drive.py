@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from sm121 import proc
 from sm121.files import remove_tree, write_atomic
-from sm121.toolkit.machine import find_compilers, host_machine
+from sm121.toolkit.machine import host_compilers
 
 INSIDE = Path(__file__).with_name("inside")
 Mode = Literal["triton", "cutedsl", "tilelang", "deepgemm", "flashinfer"]
@@ -169,7 +169,7 @@ def make_stand_in(bench: Bench, mode: Mode) -> Path:
     library, driver = folder / "libgb10.so", folder / "libcuda.so.1"
     proc.run(
         [
-            find_compilers(host_machine()).cc, "-shared", "-fPIC", "-O1",
+            host_compilers().cc, "-shared", "-fPIC", "-O1",
             f"-I{bench.toolkit / 'include'}", "-o", library,
             *(INSIDE / name for name in _STAND_INS[mode]),
         ],

@@ -16,6 +16,8 @@ from sm121.errors import CompilerMissing
 # vLLM's CMakeLists.txt: GCC 11.3 for C++20; nvcc 13.0's crt/host_config.h: not above 15.
 _GCC_MIN = (11, 3)
 _GCC_MAX = (15, 99)
+# They name the target's C and C++ compiler, in this order.
+_VARIABLES = ("SM121_CC", "SM121_CXX")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,16 +59,60 @@ def require_programs(programs: Mapping[str, str]) -> None:
 
 
 def find_compilers(machine: str) -> Compilers:
-    """Compilers for code of `machine`; SM121_CC and SM121_CXX override.
+    """Compilers for code of the target's `machine`; SM121_CC and SM121_CXX override.
 
-    Raises CompilerMissing when there are none, or the version is one that vLLM or nvcc
-    refuses.
+    Raises CompilerMissing when there are none, they make code for another machine, or the version
+    is one that vLLM or nvcc refuses.
     """
+    named = _named_compilers()
+    wrong = {
+        f"{variable}={name}": made
+        for variable, name in named.items()
+        if shutil.which(name) and (made := _makes_code_for(name)) != machine
+    }
+    if wrong:
+        raise CompilerMissing(
+            f"No compiler for {machine}: "
+            + ", ".join(f"{what} makes code for {made}" for what, made in wrong.items())
+            + ".",
+            cause=f"the target is {machine}, and -dumpmachine of what is named says otherwise",
+            remedy=f"Set {' and '.join(_VARIABLES)} to compilers for {machine}, or unset them: then "
+            f"{' and '.join(_usual_names(machine))} are used.",
+        )
+    return _compilers(machine, named, or_named=f"set {' and '.join(_VARIABLES)}")
+
+
+def host_compilers() -> Compilers:
+    """Compilers for code that runs here. SM121_CC and SM121_CXX name the target's, so on crossing
+    they don't count. Raises CompilerMissing as find_compilers."""
+    machine = host_machine()
+    fitting = {v: n for v, n in _named_compilers().items() if _makes_code_for(n) == machine}
+    return _compilers(machine, fitting)
+
+
+def _named_compilers() -> dict[str, str]:
+    return {variable: name for variable in _VARIABLES if (name := os.environ.get(variable))}
+
+
+def _usual_names(machine: str) -> tuple[str, str]:
+    prefix = "" if machine == host_machine() else f"{machine}-linux-gnu-"
+    return f"{prefix}gcc", f"{prefix}g++"
+
+
+def _makes_code_for(compiler: str) -> str:
+    """Machine of a compiler's target. The rest of the triple differs: GCC of Debian says
+    x86_64-linux-gnu, of Fedora x86_64-redhat-linux, Clang x86_64-pc-linux-gnu."""
+    path = shutil.which(compiler)
+    said = proc.run([path, "-dumpmachine"], check=False).output if path else ""
+    triple = re.search(r"^(\w+)-\S+$", said, re.MULTILINE)
+    return triple[1] if triple else "no machine that it names"
+
+
+def _compilers(machine: str, named: Mapping[str, str], *, or_named: str = "") -> Compilers:
     native = machine == host_machine()
-    prefix = "" if native else f"{machine}-linux-gnu-"
     names = [
-        os.environ.get("SM121_CC", f"{prefix}gcc"),
-        os.environ.get("SM121_CXX", f"{prefix}g++"),
+        named.get(variable, usual)
+        for variable, usual in zip(_VARIABLES, _usual_names(machine), strict=True)
     ]
     paths = [shutil.which(name) for name in names]
     for name, path in zip(names, paths, strict=True):
@@ -81,7 +127,7 @@ def find_compilers(machine: str) -> Compilers:
                     "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu",
                     "gcc-c++" if native else f"gcc-c++-{machine}-linux-gnu",
                 )
-                + ", or set SM121_CC and SM121_CXX.",
+                + (f", or {or_named}." if or_named else "."),
             )
     version = proc.run([paths[1] or "", "-dumpfullversion"]).output.strip()
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
@@ -89,7 +135,7 @@ def find_compilers(machine: str) -> Compilers:
         raise CompilerMissing(
             f"{names[1]} is version {version}.",
             cause="vLLM needs GCC 11.3 or newer, and nvcc 13.0 refuses GCC above 15",
-            remedy="Install another version and set SM121_CC and SM121_CXX to it.",
+            remedy="Install another version" + (f" and {or_named} to it." if or_named else "."),
         )
     return Compilers(
         cc=Path(paths[0] or ""),

@@ -7,7 +7,7 @@ import re
 import signal
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from sm121.doctor.gpu import check_gpu
 from sm121.doctor.links import check_links
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import SCHEMA_FILE, Check, Diagnosis
-from sm121.doctor.tools import check_nvcc
+from sm121.doctor.tools import check_compilers, check_nvcc
+from sm121.toolkit.machine import host_machine
 from support.environments import snapshot
 from support.gits import Work
 from support.stacks import minimal, write_stack
@@ -126,6 +127,21 @@ def test_unreachable_index_and_its_password(
     assert "could not be reached" in check["found"]
     assert "127.0.0.1:9" in check["cause"]
     assert "hunter2secret" not in said + file.read_text()
+
+
+def test_compilers_of_the_target_are_not_this_machines(
+    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "aarch64" if host_machine() == "x86_64" else "x86_64"
+    options = replace(small.options, target=f"linux-{other}")
+    machine = Machine(context=replace(small, options=options))
+    for named, level in (("g++", "fault"), (f"{other}-linux-gnu-g++", "ok")):
+        monkeypatch.setenv("SM121_CXX", named)
+        checks = list(check_compilers(machine))
+        assert one(iter(checks), "compilers").build == level
+        own = one(iter(checks), "compiler of this machine")
+        assert own.run == "ok"
+        assert f"/g++ {own.found.split()[1]} for {host_machine()}" in own.found
 
 
 NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {}, V{}.88"
