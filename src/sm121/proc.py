@@ -21,6 +21,8 @@ from typing import IO
 from sm121.errors import CompilerMissing, ToolFailed
 
 _TAIL_LINES = 25
+# A killed program that is not gone by then is stuck in the kernel, as in a driver that hangs.
+_DYING_S = 5.0
 MARKER = "SM121_STARTED_BY"
 _scope = ""
 
@@ -69,7 +71,8 @@ def run(
 
     env: the *whole* environment of the child (None: ours). log: file that the command and
     its output are appended to; without one, output is only returned. on_line: called with
-    each output line (no newline). limit: seconds after which it and all that it started is killed.
+    each output line (no newline). limit: seconds after which it and all that it started is killed,
+    and not waited for if it can't be.
 
     Raises CompilerMissing if the program does not exist, ToolFailed on a non-zero exit
     (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
@@ -111,8 +114,8 @@ def run(
                 remedy="Install it, or put it on PATH, and run the same command again.",
             ) from error
         assert child.stdout is not None
-        late = threading.Event()
-        timer = threading.Timer(limit or 0.0, _end, (child.pid, late)) if limit else None
+        late, stuck, over = threading.Event(), threading.Event(), threading.Event()
+        timer = threading.Timer(limit, _end, (child, late, stuck, over)) if limit else None
         if timer:
             timer.start()
         try:
@@ -121,6 +124,8 @@ def run(
                 with contextlib.suppress(BrokenPipeError), child.stdin:
                     child.stdin.write(stdin)
             for raw in child.stdout:
+                if stuck.is_set():
+                    break
                 line = raw.rstrip("\n")
                 tail.append(line)
                 if log_file is None or not on_line:
@@ -130,14 +135,16 @@ def run(
                     log_file.flush()
                 if on_line is not None:
                     on_line(line)
-            returncode = child.wait()
+            returncode = child.wait() if not stuck.is_set() else child.poll() or -signal.SIGKILL
         except BaseException:
             kill_marked(_mark())
             child.wait()
             raise
         finally:
+            over.set()
             if timer:
                 timer.cancel()
+                timer.join()
             child.stdout.close()
         if log_file is not None:
             log_file.write(f"# exit {returncode}\n")
@@ -156,11 +163,24 @@ def run(
     return Finished(returncode=returncode, output="\n".join(lines), late=late.is_set())
 
 
-def _end(pid: int, late: threading.Event) -> None:
-    """Kill the session that a child leads; what it put into another one goes by its mark."""
+def _end(
+    child: subprocess.Popen[str],
+    late: threading.Event,
+    stuck: threading.Event,
+    over: threading.Event,
+) -> None:
+    """Kill the session that a child leads; what it put into another one goes by its mark.
+
+    Who holds the pipe and does not die would keep its reader waiting, so that one is woken by a line
+    of ours (proc(5): /proc/self/fd opens the other end of a pipe, too).
+    """
     late.set()
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
+    if over.wait(_DYING_S) or child.stdout is None:
+        return
+    stuck.set()
+    Path(f"/proc/self/fd/{child.stdout.fileno()}").write_text("\n")
 
 
 def start(argv: Sequence[str | Path], *, log: Path | None = None) -> subprocess.Popen[str]:

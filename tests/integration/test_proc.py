@@ -152,6 +152,30 @@ def test_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     assert not isinstance(raised.value, CompilerMissing)
 
 
+# --- limits -------------------------------------------------------------------------
+
+
+def test_program_that_is_late_is_killed_with_what_it_started() -> None:
+    finished = proc.run(["sh", "-c", "echo first; sleep 60 & wait"], check=False, limit=0.3)
+    assert (finished.late, finished.returncode, finished.output) == (True, -9, "first")
+    assert not proc.run(["echo"], limit=60).late
+
+
+def test_late_program_that_cannot_be_killed_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that hangs in a driver: here one in a session of its own, which holds the output."""
+    monkeypatch.setattr(proc, "_DYING_S", 0.3)
+    started = time.monotonic()
+    holder = ["setsid", "--fork", "sh", "-c", "echo $$; exec sleep 60"]
+    finished = proc.run(holder, check=False, limit=1)
+    try:
+        assert time.monotonic() - started < 30
+        assert finished.late
+    finally:
+        os.kill(int(finished.output), signal.SIGKILL)
+
+
 # --- nothing outlives us ------------------------------------------------------------
 
 # Like ninja: the child starts another one in its own session, which starts another one in
