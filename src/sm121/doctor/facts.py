@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# A program that asks a driver which hangs does not end by itself.
+ANSWER_S = 20
 _IGNORED = ("lo", "docker", "br-", "virbr", "veth-docker", "tailscale", "wg", "tun", "tap")
 
 
@@ -174,7 +176,7 @@ def _run(argv: list[str]) -> str:
     # Not through sm121.proc: this module also runs where only the standard library is.
     try:
         return subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=20, check=False
+            argv, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -8,7 +8,7 @@ import psutil
 
 from sm121 import proc
 from sm121.abi.gpu import Arch
-from sm121.doctor.facts import driver_version
+from sm121.doctor.facts import ANSWER_S, driver_version
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.ui import human_bytes
@@ -26,14 +26,17 @@ def check_gpu(machine: Machine) -> Iterator[Check]:
     driver = driver_version(machine.read("/proc/driver/nvidia/version"))
     smi = machine.which("nvidia-smi")
     rows: list[list[str]] = []
+    why = "nvidia-smi lists none" if smi else "nvidia-smi is not on PATH"
+    late = False
     if smi:
-        finished = proc.run([smi, *_QUERY], check=False)
+        finished = proc.run([smi, *_QUERY], check=False, limit=ANSWER_S)
+        late = finished.late
         if finished.returncode == 0:
             rows = [[f.strip() for f in line.split(",")] for line in finished.output.splitlines()]
     rows = [row for row in rows if len(row) == 4]
     driver = driver or (rows[0][3] if rows else "")
     yield _driver(machine, driver)
-    yield _devices(machine, rows, driver=driver, smi=smi is not None)
+    yield _hung() if late else _devices(machine, rows, driver=driver, why=why)
     if any(not row[2].isdigit() for row in rows) or any("GB10" in row[0] for row in rows):
         memory = psutil.virtual_memory()
         yield Check(
@@ -61,12 +64,20 @@ def _driver(machine: Machine, driver: str) -> Check:
                  build="not needed", run=run, cause=cause, remedy=remedy)  # fmt: skip
 
 
-def _devices(machine: Machine, rows: list[list[str]], *, driver: str, smi: bool) -> Check:
+def _hung() -> Check:
+    return Check(
+        name="GPU", found=f"nvidia-smi does not answer within {ANSWER_S} s", build="not needed",
+        run="fault", cause="the driver hangs, or the GPU has fallen off its bus",
+        remedy="Look for NVRM and Xid in `journalctl -k`, and start the machine anew; a process that "
+        "hangs in the driver can't be killed.",
+    )  # fmt: skip
+
+
+def _devices(machine: Machine, rows: list[list[str]], *, driver: str, why: str) -> Check:
     wanted = Arch.parse(machine.context.arch)
     if not rows:
-        cause = "nvidia-smi is not on PATH" if not smi else "nvidia-smi lists none"
         return Check(
-            name="GPU", found="none seen", build="not needed", run="fault", cause=cause,
+            name="GPU", found="none seen", build="not needed", run="fault", cause=why,
             remedy="Run nvidia-smi by hand; in a container, give it the GPU (--gpus all)."
             if driver else "Run it on a node.",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm121 import proc
+from sm121.doctor.facts import ANSWER_S
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.errors import CompilerMissing, Sm121Error
@@ -106,13 +107,18 @@ def check_nvcc(machine: Machine) -> Iterator[Check]:
         release = _release(nvcc)
         found = f"{nvcc}, CUDA {release or '?'}"
         wanted = machine.context.stack.cuda.version
-        if not in_path and not in_home:
+        if release is None:
+            run, found = "fault", f"{nvcc} does not answer within {ANSWER_S} s"
+            cause = "FlashInfer and DeepGEMM compile with it at the first start, and would hang"
+        elif not in_path and not in_home:
             run = "fault" if not in_service else "ok"
             cause = f"it is not on PATH of this shell ({machine.environment.get('PATH', '') or 'empty'})"
         elif not in_service and not in_home:
             run = "warning"
             cause = "a non-interactive ssh shell or a service has another PATH: " + machine.service_path  # fmt: skip
-        if run != "ok":
+        if release is None:
+            remedy = f"Run `{nvcc} --version` by hand; is it on a network file system that hangs?"
+        elif run != "ok":
             remedy = f"Set {add.replace(str(usual), str(nvcc.parent)).replace(str(usual.parent), str(nvcc.parent.parent))}."  # fmt: skip
         elif release and _numbers(release) != _numbers(wanted):
             older = _numbers(release) < _numbers(wanted)
@@ -126,8 +132,11 @@ def check_nvcc(machine: Machine) -> Iterator[Check]:
     yield Check(name="nvcc", found=found, build="not needed", run=run, cause=cause, remedy=remedy)
 
 
-def _release(nvcc: Path) -> str:
-    finished = proc.run([nvcc, "--version"], check=False)
+def _release(nvcc: Path) -> str | None:
+    """'13.0'; '' if it says none, None if it does not answer."""
+    finished = proc.run([nvcc, "--version"], check=False, limit=ANSWER_S)
+    if finished.late:
+        return None
     match = re.search(r"release (\d+\.\d+)", finished.output)
     return match[1] if match else ""
 

@@ -16,6 +16,7 @@ import pytest
 
 from sm121.__main__ import main
 from sm121.context import Context
+from sm121.doctor import gpu, tools
 from sm121.doctor.archive import write_report
 from sm121.doctor.gpu import check_gpu
 from sm121.doctor.links import check_links
@@ -205,6 +206,36 @@ def test_gpu_and_driver(small: Context, tmp_path: Path, smi: str, gpu: str, driv
     assert one(iter(checks), "driver").run == driver
     assert ("unified memory" in {c.name for c in checks}) == ("GB10" in smi)
     assert all(c.build in ("not needed", "ok") for c in checks)
+
+
+def hanging(folder: Path, name: str) -> None:
+    path = program(folder, name, "")
+    path.write_text("#!/bin/sh\nexec sleep 60\n")
+
+
+def test_driver_that_hangs_is_a_fault(
+    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "ANSWER_S", 0.3)
+    hanging(tmp_path / "bin", "nvidia-smi")
+    machine = Machine(context=small, root=tmp_path, environment={"PATH": f"{tmp_path}/bin:/bin"})
+    check = one(check_gpu(machine), "GPU")
+    assert (check.build, check.run) == ("not needed", "fault")
+    assert check.found == "nvidia-smi does not answer within 0.3 s"
+    assert "journalctl -k" in check.remedy
+
+
+def test_nvcc_that_hangs_is_a_fault(
+    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "ANSWER_S", 0.3)
+    hanging(tmp_path / "bin", "nvcc")
+    machine = Machine(context=small, root=tmp_path, environment={"PATH": f"{tmp_path}/bin:/bin"})
+    check = one(check_nvcc(machine), "nvcc")
+    assert (check.build, check.run) == ("not needed", "fault")
+    assert f"{tmp_path}/bin/nvcc does not answer within 0.3 s" in check.found
+    assert check.cause
+    assert "--version" in check.remedy
 
 
 def test_driver_of_the_kernel_counts_first(small: Context, tmp_path: Path) -> None:
