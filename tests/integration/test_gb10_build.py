@@ -1,4 +1,4 @@
-"""The patches `gb10-kernels`, `gb10-native` and `gb10-components`: what 12.x compiles.
+"""The patches `gb10-kernels`, `-native`, `-components` and `-qutlass`: what 12.x compiles.
 
 vLLM's own CMakeLists.txt runs in CMake's script mode, with the commands that would need
 a compiler, torch or a network replaced by ones that write down what they were asked for.
@@ -63,6 +63,7 @@ MACRO_SOURCES = {
     "ENABLE_CUTLASS_MOE_SM120": f"{CUTLASS_W8A8}/moe/moe_data.cu",
 }
 NOT_FOR_SM12X = {"fmha_sm100", "flashmla", "tml_fa4"}
+QUTLASS_SM100 = {"fused_quantize_mx_sm100.cu", "fused_quantize_nv_sm100.cu"}
 
 # --- vLLM's CMakeLists.txt in script mode ---------------------------------------------
 
@@ -207,6 +208,7 @@ class Configured:
     # target → source → SASS and PTX, and a header that is included before it
     objects: dict[str, dict[str, tuple[str, ...]]]
     macros: dict[str, frozenset[str]]
+    definitions: dict[str, frozenset[str]]  # macros with their values
     custom: frozenset[str]
     fetched: frozenset[str]
     sources_only: frozenset[str]
@@ -215,6 +217,12 @@ class Configured:
     def kernels(self) -> dict[str, tuple[str, ...]]:
         """The objects of vLLM's own two libraries."""
         return self.objects["_C_stable_libtorch"] | self.objects["_moe_C_stable_libtorch"]
+
+    @property
+    def qutlass(self) -> dict[str, tuple[str, ...]]:
+        """The objects of qutlass, by name; none where it is not built."""
+        found = self.objects.get("_qutlass_C", {})
+        return {Path(source).name: codes for source, codes in found.items()}
 
 
 class CMakeError(Exception):
@@ -277,7 +285,7 @@ def configure(stubs: Path) -> Configure:
 def parse(log: str, tree: Path) -> Configured:
     said = [line[2:].split("|") for line in log.splitlines() if line.startswith("@@")]
     objects: dict[str, dict[str, tuple[str, ...]]] = {}
-    macros: dict[str, set[str]] = {}
+    definitions: dict[str, set[str]] = {}
     for kind, target, *rest in said:
         if kind == "OBJECT":
             source, *codes = rest
@@ -285,12 +293,16 @@ def parse(log: str, tree: Path) -> Configured:
                 continue  # a tree that was configured for real holds them
             objects.setdefault(target, {})[source.removeprefix(f"{tree}/")] = tuple(codes)
         elif kind == "DEFINE":
-            names = {name.removeprefix("-D").partition("=")[0] for name in rest}
-            macros.setdefault(target, set()).update(names)
+            found = {macro.removeprefix("-D") for macro in rest}
+            definitions.setdefault(target, set()).update(found)
     assert objects, f"CMakeLists.txt defined nothing:\n{log}"
     return Configured(
         objects=objects,
-        macros={target: frozenset(names) for target, names in macros.items()},
+        macros={
+            target: frozenset(macro.partition("=")[0] for macro in found)
+            for target, found in definitions.items()
+        },
+        definitions={target: frozenset(found) for target, found in definitions.items()},
         custom=frozenset(target for kind, target, *_ in said if kind == "CUSTOM"),
         fetched=frozenset(target for kind, target, *_ in said if kind == "FETCH"),
         sources_only=frozenset(target for kind, target, *rest in said if kind == "FETCH" and rest),
@@ -861,3 +873,63 @@ def test_python_does_not_reach_what_is_left_out(
     patched_tree: Path, file: str, condition: str
 ) -> None:
     assert condition in re.sub(r"\s+", " ", (patched_tree / file).read_text())
+
+
+# --- qutlass --------------------------------------------------------------------------
+
+
+def qutlass_archs(configured: Configured) -> set[str]:
+    """What qutlass' sources are told of the arch; nothing where it is not built."""
+    macros = configured.definitions.get("_qutlass_C", ())
+    return {macro for macro in macros if macro.startswith("TARGET_CUDA_ARCH=")}
+
+
+@pytest.mark.patch("gb10-qutlass")
+@pytest.mark.parametrize("archs", SM12X)
+def test_upstream_compiles_qutlass_sources_that_sm12x_never_calls(
+    configure: Configure, pristine_tree: Path, archs: str
+) -> None:
+    """The fault: what calls them is behind `TARGET_CUDA_ARCH == 100`."""
+    configured = configure(pristine_tree, archs)
+    assert configured.qutlass.keys() >= QUTLASS_SM100
+    assert qutlass_archs(configured) == {"TARGET_CUDA_ARCH=120"}
+
+
+@pytest.mark.patch("gb10-qutlass")
+@pytest.mark.parametrize(
+    ("archs", "cuda"),
+    [
+        *((archs, CUDA) for archs in [*SM12X, *OTHERS, *MIXED]),
+        *((archs, "12.8.93") for archs in ["12.0a", "12.1a", "10.0a", "8.0 12.0a", "10.0a 12.0a"]),
+    ],
+)
+def test_qutlass_loses_these_two_exactly_where_nothing_calls_them(
+    configure: Configure, pristine_tree: Path, patched_tree: Path, archs: str, cuda: str
+) -> None:
+    before = configure(pristine_tree, archs, cuda=cuda)
+    after = configure(patched_tree, archs, cuda=cuda)
+    told = qutlass_archs(after)
+    assert told == qutlass_archs(before)
+    lost = QUTLASS_SM100 if told == {"TARGET_CUDA_ARCH=120"} else set()
+    assert after.qutlass == {k: v for k, v in before.qutlass.items() if k not in lost}
+    # Called and not compiled is an undefined symbol at import.
+    called = QUTLASS_SM100 if told == {"TARGET_CUDA_ARCH=100"} else set()
+    assert after.qutlass.keys() & QUTLASS_SM100 == called
+
+
+@pytest.mark.patch("gb10-qutlass")
+@pytest.mark.parametrize(
+    ("archs", "told"),
+    [
+        ("9.0a", set()),
+        ("12.1a", {"TARGET_CUDA_ARCH=120"}),
+        ("8.0 12.0", {"TARGET_CUDA_ARCH=120"}),
+        ("10.0a", {"TARGET_CUDA_ARCH=100"}),
+        ("10.0 12.0f", {"TARGET_CUDA_ARCH=100"}),
+    ],
+)
+def test_these_lists_are_of_every_kind(
+    configure: Configure, patched_tree: Path, archs: str, told: set[str]
+) -> None:
+    """Else the test above could be true of nothing."""
+    assert qutlass_archs(configure(patched_tree, archs)) == told
