@@ -175,7 +175,7 @@ def test_a_patch_on_one_source_file_compiles_one_object(built: Checkout) -> None
 
 def test_a_build_that_fails_says_what_it_cost_too(built: Checkout) -> None:
     with patched_source(built, "#error on purpose"):
-        printed = built.run("build", "--profile", "smoke", code=1)
+        printed = built.run("build", "--profile", "smoke", code=4)
     assert "#error on purpose" in printed
     assert "objects     0 compiled in " in printed
     assert "(Perfetto)" in printed
