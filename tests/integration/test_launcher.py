@@ -40,10 +40,12 @@ class Launch:
     def environment(self, **more: str) -> dict[str, str]:
         return {**os.environ, "SM121_LAUNCH": str(self.place.settings), **more}
 
-    def start(self, *command: object, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *command: object, stdin: int | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.argv(*command), cwd=self.folder, env=self.environment(**environment),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +73,18 @@ def wait_for(condition: Callable[[], object]) -> None:
             return
         time.sleep(0.02)
     raise AssertionError("did not happen within 8 s")
+
+
+def compiling(launched: int) -> list[int]:
+    """The cc1plus below a launcher, if it compiles by now: ccache lets one preprocess before."""
+    pid, words = launched, [""]
+    try:
+        while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pid = int(children[0])
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # it has just ended
+    return [pid] if words[0].endswith("/cc1plus") and "-E" not in words else []
 
 
 def test_object_is_the_same_and_its_cost_is_recorded(launch: Launch) -> None:
@@ -107,6 +121,41 @@ def test_compiler_that_was_killed_is_seen_as_killed(launch: Launch, number: sign
     assert finished.returncode == -number
     assert [r.exit for r in launch.records] == [-number]
     assert not list(launch.folder.glob("core*"))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_part_of_a_compiler_that_was_killed_is_given_more_the_next_time(
+    launch: Launch, cached: bool
+) -> None:
+    """The OOM killer takes the largest process, cc1plus; g++ and ccache end with 1 then."""
+    (launch.folder / "x.cc").write_text(
+        "constexpr long f() { long n = 0; while (n >= 0) n = n % 7 + 1; return n; }\n"
+        "static_assert(f() > 0);\n"
+    )
+    endless = ("-fconstexpr-loop-limit=2147483647", "-fconstexpr-ops-limit=1000000000000")
+    process = launch.start(
+        *(["ccache"] if cached else []), "g++", *endless, "-c", "x.cc", "-o", "x.o",
+        CCACHE_DIR=str(launch.folder / "ccache"), LC_ALL="C.UTF-8",
+    )  # fmt: skip
+    wait_for(lambda: compiling(process.pid))
+    os.kill(compiling(process.pid)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "Killed signal terminated program cc1plus" in err
+    (record,) = launch.records
+    assert known_costs([record])["x.o"].rss == int(record.rss * 1.5)
+    assert (record.exit, record.killed) == (1, True)
+
+
+def test_words_are_passed_on_whole_and_at_once(launch: Launch) -> None:
+    script = "echo first >&2; read x; head -c 300000 /dev/zero | tr '\\0' y >&2; exit 3"
+    process = launch.start("sh", "-c", script, "-o", "x.o", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    assert process.stderr.readline() == "first\n"
+    process.stdin.write("on\n")
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (3, "y" * 300000)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

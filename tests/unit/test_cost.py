@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.compile.launcher import kind_of
+from sm121.compile.launcher import kind_of, was_killed
 from sm121.compile.page import to_html
 from sm121.compile.records import (
     Cost,
@@ -71,10 +71,35 @@ def test_hits_and_failures_say_nothing_of_it(later: dict[str, object]) -> None:
 
 
 def test_killed_compile_is_given_more_next_time() -> None:
-    name = record().object
-    assert known_costs([record(rss=4 * GIB, exit=-9)])[name].rss == 6 * GIB
-    assert known_costs([record(rss=GIB), record(rss=4 * GIB, exit=137)])[name].rss == 6 * GIB
-    assert known_costs([record(rss=8 * GIB), record(rss=4 * GIB, exit=-9)])[name].rss == 8 * GIB
+    name, killed = record().object, record(rss=4 * GIB, exit=1, killed=True)
+    assert known_costs([killed])[name].rss == 6 * GIB
+    assert known_costs([record(rss=GIB), killed])[name].rss == 6 * GIB
+    assert known_costs([record(rss=8 * GIB), killed])[name].rss == 8 * GIB
+
+
+@pytest.mark.parametrize(("status", "killed"), [(0, False), (1, False), (-9, True), (137, True)])
+def test_older_records_tell_by_their_status(tmp_path: Path, status: int, killed: bool) -> None:
+    older = asdict(record(exit=status))
+    del older["killed"]
+    (tmp_path / "objects.jsonl").write_text(json.dumps(older) + "\n")
+    assert [r.killed for r in read_records(tmp_path / "objects.jsonl")] == [killed]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "killed"),
+    [
+        (1, "g++: fatal error: Killed signal terminated program cc1plus", True),
+        (4, "g++: internal compiler error: Killed (program cc1plus)", True),
+        (1, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)", True),
+        (1, "x.cu(7): error: identifier Killed is undefined", False),
+        (0, "x.cu(7): warning: died due to signal 9", False),
+        (-15, "", False),
+    ],
+)
+def test_a_killed_part_is_known_by_what_its_driver_says(
+    status: int, said: str, killed: bool
+) -> None:
+    assert was_killed(status, said) == killed
 
 
 def test_costs_that_come_with_a_stack(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121 import proc
+from sm121.compile.launcher import SAYS_KILLED
 from sm121.compile.order import objects_of
 from sm121.compile.progress import NinjaProgress
 from sm121.compile.records import component_of
@@ -17,9 +18,7 @@ from sm121.files import remove_tree
 from sm121.ui import Ui
 
 # What gcc, nvcc, ninja and the shell print when the kernel killed a compiler.
-_KILLED = re.compile(
-    r"Killed signal terminated|died due to signal 9|\bKilled\b|\b(?:exit|status|code)[ :=]{1,3}137\b"
-)
+_KILLED = re.compile(rf"{SAYS_KILLED}|\bKilled\b|\b(?:exit|status|code)[ :=]{{1,3}}137\b")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _ERROR = re.compile(r"(?:\b(?:fatal )?error\b[:\s]|CMake Error|^FAILED:|ValueError:|RuntimeError:)")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # ccache's counters of one call (ccache manual, CCACHE_STATSLOG) that mean: nothing was compiled.
 _HITS = ("direct_cache_hit", "preprocessed_cache_hit")
+# What g++ and nvcc say of a part of theirs (cc1plus, cicc) that was killed; they themselves end with
+# an ordinary status then. The kernel's own counts of such kills (vmstat, memory.events) are the
+# machine's or the container's: beside other compilers they don't tell whose part it was.
+SAYS_KILLED = (
+    "Killed signal terminated program|internal compiler error: Killed|died due to signal 9"
+)
+# Both say it last.
+_TAIL = 1 << 16
 # A compile may need a little more than the last time.
 _HEADROOM = 1.1
 
@@ -49,7 +58,8 @@ def main(argv: list[str]) -> None:
     if cached:
         os.environ["CCACHE_STATSLOG"] = statslog
     started = time.time()
-    status, usage = run(argv)
+    status, usage, said = run(argv)
+    code = os.waitstatus_to_exitcode(status)
     record = {
         "run": settings["run"],
         "object": target,
@@ -62,7 +72,8 @@ def main(argv: list[str]) -> None:
         # after another. getrusage(2) has kilobytes.
         "rss": usage.ru_maxrss * 1024,
         "cache": cache_answer(statslog) if cached else "off",
-        "exit": os.waitstatus_to_exitcode(status),
+        "exit": code,
+        "killed": was_killed(code, said),
     }
     if share:
         share.give_back()
@@ -117,21 +128,48 @@ def take_share(settings: dict[str, Any], target: str) -> Any:
         return None
 
 
-def run(argv: list[str]) -> tuple[int, resource.struct_rusage]:
-    """Run the command to its end, passing signals on; its wait status and what it used."""
+def was_killed(code: int, said: str = "") -> bool:
+    """Was a compile that ended with this status killed (by SIGKILL, as the kernel does for memory),
+    or a part of it? said: its standard error, or the end of that."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or (
+        code != 0 and re.search(SAYS_KILLED, said) is not None
+    )
+
+
+def run(argv: list[str]) -> tuple[int, resource.struct_rusage, str]:
+    """Run the command to its end, passing signals on; its wait status, what it used, and the end of
+    its standard error."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    reading, writing = os.pipe()
+    words = [(os.POSIX_SPAWN_DUP2, writing, 2)]
     try:
-        child = os.posix_spawnp(argv[0], argv, os.environ, setsigmask=blocked)
+        child = os.posix_spawnp(argv[0], argv, os.environ, setsigmask=blocked, file_actions=words)
     except OSError as error:
         say(f"{argv[0]}: {error.strerror}")
         raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None
     for number in _PASSED_ON:
         signal.signal(number, lambda received, _: pass_on(child, received))
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.close(writing)
+    said = relay(reading)
     _, status, usage = os.wait4(child, 0)
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_DFL)
-    return status, usage
+    return status, usage, said.decode(errors="replace")
+
+
+def relay(reading: int) -> bytes:
+    """Pass on what comes out of a pipe to standard error, at once and to its end (ninja waits for
+    that too); the last of it."""
+    tail = b""
+    while chunk := os.read(reading, _TAIL):
+        tail = (tail + chunk)[-_TAIL:]
+        try:
+            while chunk:
+                chunk = chunk[os.write(2, chunk) :]
+        except OSError:
+            pass  # nobody listens any more; a compiler that can't get rid of its words would hang
+    return tail
 
 
 def pass_on(child: int, number: int) -> None:

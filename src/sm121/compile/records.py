@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm121.compile.launcher import kind_of
+from sm121.compile.launcher import kind_of, was_killed
 from sm121.files import write_atomic
 
 _COMPONENT = re.compile(r"CMakeFiles/([^/]+)\.dir/")
@@ -31,6 +31,7 @@ class Record:
     """One compile. run: which build. start, end: seconds since 1970; waited: for memory, before
     start. cpu: user and system seconds of the compiler and all it started; rss: bytes of the
     largest of these processes. cache: hit, miss, unknown, or off; exit: negative is a signal.
+    killed: it, or a part of it, was killed.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Record:
     rss: int
     cache: str
     exit: int
+    killed: bool = False
 
     @property
     def component(self) -> str:
@@ -69,7 +71,10 @@ def component_of(name: str) -> str:
 
 
 def read_records(path: Path, *, run: str | None = None) -> list[Record]:
-    """All records, or those of one run; none if there is no file yet."""
+    """All records, or those of one run; none if there is no file yet.
+
+    Older ones have no `killed`: of these only the exit status tells.
+    """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -77,8 +82,9 @@ def read_records(path: Path, *, run: str | None = None) -> list[Record]:
     records: list[Record] = []
     for line in lines:
         try:
-            record = Record(**json.loads(line))
-        except (ValueError, TypeError):
+            values = json.loads(line)
+            record = Record(**{"killed": was_killed(values["exit"]), **values})
+        except (ValueError, TypeError, KeyError):
             continue  # cut short by a crash
         if run is None or record.run == run:
             records.append(record)
@@ -91,7 +97,7 @@ def known_costs(records: Iterable[Record]) -> dict[str, Cost]:
     for record in records:
         if record.compiled:
             costs[record.object] = Cost(cpu=record.cpu, rss=record.rss)
-        elif record.exit in (-9, 137):
+        elif record.killed:
             least = Cost(cpu=record.cpu, rss=int(record.rss * _KILLED))
             if record.object not in costs or costs[record.object].rss < least.rss:
                 costs[record.object] = least
