@@ -239,6 +239,27 @@ def test_parallel_records_do_not_mix_and_a_torn_one_is_skipped(launch: Launch) -
     assert sorted(r.object[300:] for r in launch.records) == sorted(f"{n}.o" for n in range(12))
 
 
+def test_a_torn_record_takes_none_of_the_next_ones_with_it(launch: Launch) -> None:
+    launch.place.records.write_text('{"run":"one","object":"torn.o","sou')
+    for name in ("a.o", "b.o"):
+        launch.run("true", "-c", "x.c", "-o", name)
+    assert [r.object for r in launch.records] == ["a.o", "b.o"]
+
+
+def test_a_record_that_finds_no_room_is_said_to_be_lost(launch: Launch) -> None:
+    launch.place.records.write_text("\n" * 1000)  # of the 1024 bytes that a file may have below
+    argv = launch.argv("true", "-c", "x.c", "-o", "a.o")
+    finished = subprocess.run(
+        ["sh", "-c", 'ulimit -f 2; exec "$@"', "sh", *argv],
+        cwd=launch.folder, env=launch.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0
+    assert finished.stderr.count("cost of a.o not recorded") == 1
+    assert "24 of" in finished.stderr
+    launch.run("true", "-c", "x.c", "-o", "b.o")
+    assert [r.object for r in launch.records] == ["b.o"]
+
+
 def test_without_settings_and_for_links_it_is_the_command(launch: Launch) -> None:
     launch.run("gcc", "-c", "x.c", "-o", "x.o")
     assert launch.run("gcc", "-shared", "x.o", "-o", "x.so").returncode == 0

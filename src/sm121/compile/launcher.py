@@ -191,16 +191,24 @@ def cache_answer(statslog: str) -> str:
 
 
 def write_record(path: str, record: dict[str, Any]) -> None:
-    """Append one line by one write, so that parallel ones don't mix and a kill loses one line."""
-    line = json.dumps(record, separators=(",", ":")) + "\n"
+    """Append one line by one write, so that parallel ones don't mix and a kill loses one line.
+
+    It begins with a line's end too: the one before may be torn. Readers skip what is empty then.
+    """
+    line = f"\n{json.dumps(record, separators=(',', ':'))}\n".encode()
+    fault = ""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())
+            written = os.write(handle, line)
+            if written < len(line):
+                fault = f"{path} took {written} of {len(line)} bytes; is the disk full?"
         finally:
             os.close(handle)
     except OSError as error:
-        say(f"cost of {record['object']} not recorded: {error}")
+        fault = str(error)
+    if fault:
+        say(f"cost of {record['object']} not recorded: {fault}")
 
 
 def end_as(status: int) -> None:

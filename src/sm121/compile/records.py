@@ -1,7 +1,8 @@
 """What each object cost: the launcher's records, and what later builds make of them.
 
 `objects.jsonl` has one JSON object a line, in the order in which compiles ended, from all runs
-in this build folder. It is only ever appended to; a line that a crash cut short is skipped.
+in this build folder, with empty lines between. It is only ever appended to; a line that a crash cut
+short is skipped.
 """
 
 from __future__ import annotations
