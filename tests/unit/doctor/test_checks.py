@@ -23,6 +23,7 @@ from sm121.doctor.resources import (
     mount_of,
 )
 from sm121.doctor.tools import check_shadow
+from sm121.pins.load import load_stack
 from sm121.pins.model import Stack
 from sm121.state import Record, State
 
@@ -149,6 +150,13 @@ def test_a_folder_named_vllm_in_the_way(small: Context, tmp_path: Path) -> None:
 
 def test_reference_figures_are_of_profiles_that_exist(stack: Stack) -> None:
     assert set(load_references().profiles) <= set(stack.profiles) | {"full"}
+
+
+def test_flashinfers_minutes_are_in_every_profile_that_compiles_it(root: Path) -> None:
+    kernels = reference_of("kernels")
+    assert kernels.task_minutes == 60 + 4
+    for name, pin in load_stack(root / "pins", "0.26.0").profiles.items():
+        assert ("FlashInfer's 4" in reference_of(name).source) == pin.jit_cache
 
 
 def test_estimate_is_scaled_by_jobs_down_to_the_longest_object() -> None:
