@@ -10,7 +10,6 @@ from sm121.compile.jobs import Jobs
 from sm121.compile.records import (
     Cost,
     CostFolder,
-    component_of,
     known_costs,
     new_run,
     read_records,
@@ -37,26 +36,25 @@ def cost_folder(context: Context) -> CostFolder:
     return CostFolder(folder=context.layout.log / context.key)
 
 
-def costs_of(context: Context) -> dict[str, Cost]:
-    """What objects are known to cost: by builds in this folder, else by the stack's costs.json."""
-    sources = {
+def source_places(context: Context) -> dict[str, Path]:
+    """Where the profile's third-party sources lie, whether they are there yet or not."""
+    return {
         name: place_of(name, context.stack.sources[name], context.layout.third_party)
         for name in context.profile.sources
     }
+
+
+def costs_elsewhere(context: Context) -> dict[str, Cost]:
+    """What objects cost by the stack's costs.json, those of all profiles."""
+    return shipped_costs(context.layout.pins / context.stack_name, source_places(context))
+
+
+def costs_of(context: Context) -> dict[str, Cost]:
+    """What objects are known to cost: by builds in this folder, else elsewhere."""
     return {
-        **shipped_costs(context.layout.pins / context.stack_name, sources),
+        **costs_elsewhere(context),
         **known_costs(read_records(cost_folder(context).records)),
     }
-
-
-def largest_need(context: Context) -> float:
-    """Bytes that the largest object of the profile takes, measured; else the pins' guess."""
-    measured = [
-        cost.rss
-        for name, cost in costs_of(context).items()
-        if component_of(name) in context.profile.components
-    ]
-    return max(measured, default=context.profile.memory_per_job_gib * (1 << 30))
 
 
 def prepare(context: Context, *, work: Path, environment: Path, jobs: Jobs) -> Launching:

@@ -12,13 +12,19 @@ from pathlib import Path
 import psutil
 
 from sm121.compile.jobs import choose_jobs, usable_cores
-from sm121.compile.launching import largest_need
+from sm121.compile.measured import largest_need
 from sm121.compile.memory import available_memory
+from sm121.compile.stage import CompileStage
+from sm121.context import Context
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import Check, Level
 from sm121.doctor.reference import Profile
 from sm121.doctor.supplies import missing_files
 from sm121.files import tree_size
+from sm121.jitcache.stage import JitCacheStage
+from sm121.repair.stage import RepairStage
+from sm121.source.places import made_at
+from sm121.toolkit.stage import EnvironmentStage, ToolkitStage
 from sm121.ui import human_bytes
 
 _GIB = 1 << 30
@@ -30,9 +36,9 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre",
 
 
 def check_disk(machine: Machine, reference: Profile) -> Iterator[Check]:
-    """Free space where build/ and the cache lie; what is there already counts as there."""
+    """Free space where build/ and the cache lie; what of this build is there counts as there."""
     layout = machine.context.layout
-    there = sum(map(tree_size, _beside(layout.build, layout.cache))) / 1e9
+    there = sum(map(tree_size, _own_folders(machine.context))) / 1e9
     needs = {
         layout.build: max(0.0, reference.build_gb - there),
         # The pins of sdist and release wheel have no size.
@@ -64,9 +70,19 @@ def check_disk(machine: Machine, reference: Profile) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def _beside(build: Path, cache: Path) -> list[Path]:
-    """What lies in build/ besides the cache, which may be in it."""
-    return [p for p in build.iterdir() if p != cache] if build.is_dir() else []
+def _own_folders(context: Context) -> list[Path]:
+    """What a build of this stack, target and profile fills of build/; what other stacks and targets
+    have there is of no use to it. (The imported releases lie in one repository, and are small.)"""
+    layout, pins = context.layout, context.stack.sources
+    return [
+        EnvironmentStage().folder(context),
+        ToolkitStage().folder(context),
+        *(made_at(name, pins[name], layout.third_party) for name in context.profile.sources),
+        CompileStage().work(context),
+        CompileStage().dist(context),
+        JitCacheStage().dist(context),
+        RepairStage().folder(context),
+    ]
 
 
 def nearest(folder: Path) -> Path:

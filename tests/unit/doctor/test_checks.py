@@ -25,6 +25,7 @@ from sm121.doctor.resources import (
 from sm121.doctor.tools import check_shadow
 from sm121.pins.load import load_stack
 from sm121.pins.model import Stack
+from sm121.source.places import made_at
 from sm121.state import Record, State
 
 GIB = 1 << 30
@@ -94,6 +95,27 @@ def test_disk(
     check = one(check_disk(Machine(context=small), reference_of("smoke")))
     assert (check.build, check.run) == (build, run)
     assert "7.9 GB more" in check.found
+
+
+def test_disk_counts_only_what_is_there_of_this_stack_and_target(
+    small: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "missing_files", lambda _: (0, []))
+
+    def needed(name: str) -> str:
+        (small.layout.build / name).mkdir(parents=True)
+        return one(check_disk(Machine(context=small), reference)).found
+
+    reference = reference_of("smoke").model_copy(update={"build_gb": 0.5})
+    monkeypatch.setattr(resources, "tree_size", lambda path: 1e8 * path.is_dir())
+    for other in ("env/1.2.4", "toolkit/1.2.3-linux-x86_64", "work/1.2.3-linux-x86_64",
+                  "dist/1.2.3-linux-aarch64-kernels", "source/vllm.git", "cache/files", "target"):  # fmt: skip
+        assert "0.5 GB more" in needed(other)
+    for own, left in {"env/1.2.3": 0.4, "toolkit/1.2.3-linux-aarch64": 0.3,
+                      "work/1.2.3-linux-aarch64": 0.2, "dist/1.2.3-linux-aarch64-smoke": 0.1}.items():  # fmt: skip
+        assert f"{left} GB more" in needed(own)
+    cutlass = made_at("cutlass", small.stack.sources["cutlass"], small.layout.third_party)
+    assert "0.0 GB more" in needed(str(cutlass))
 
 
 def test_memory_that_no_compiler_fits_into(small: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,94 @@
+"""What is measured of the objects that a profile compiles, here and where the pins' costs were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sm121.compile.launching import cost_folder, costs_elsewhere, source_places
+from sm121.compile.records import Cost, component_of, known_costs, read_records
+from sm121.compile.stage import CompileStage
+from sm121.compile.wheel import component_paths
+from sm121.context import Context
+from sm121.source.stage import rust_components
+from sm121.state import State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """costs: of the profile's objects that were measured; here: those measured in this build folder.
+    lacking: components of which not every object was measured."""
+
+    costs: Mapping[str, Cost]
+    here: frozenset[str]
+    lacking: tuple[str, ...]
+
+
+def compiled_components(context: Context) -> tuple[str, ...]:
+    """The profile's components whose libraries are made of measured objects: not Python alone, not
+    what cargo builds."""
+    runtime, cargo = context.runtime, rust_components(context)
+
+    def is_library(component: str) -> bool:
+        paths = component_paths(component, python=runtime.python, machine=runtime.machine)
+        return any(path.endswith(".so") for path in paths)
+
+    return tuple(c for c in context.profile.components if c not in cargo and is_library(c))
+
+
+def measured_of(context: Context) -> Measured:
+    """By builds in this folder, else by the stack's costs.json; of the profile's components only.
+
+    A build that was killed has measured some objects of a component, so what it left counts as all
+    of it only if costs.json has the component, or a build with it has ended here.
+    """
+    wanted = compiled_components(context)
+    records = [
+        record
+        for record in read_records(cost_folder(context).records)
+        if record.component in wanted and not _left_behind(context, record.object)
+    ]
+    here = known_costs(records)
+    elsewhere = {
+        name: cost
+        for name, cost in costs_elsewhere(context).items()
+        if component_of(name) in wanted
+    }
+    costs = {**elsewhere, **here}
+    # Of what the compiler cache answered nothing was measured.
+    unmeasured = {r.component for r in records if r.exit == 0 and r.object not in costs}
+    known = set(map(component_of, elsewhere)) | _finished(context) & set(map(component_of, here))
+    return Measured(
+        costs=costs,
+        here=frozenset(here),
+        lacking=tuple(c for c in wanted if c not in known or c in unmeasured),
+    )
+
+
+def largest_need(context: Context) -> float:
+    """Bytes that the largest object of the profile takes, measured; no less than the pins' guess if a
+    component is not measured."""
+    measured = measured_of(context)
+    sizes = [float(cost.rss) for cost in measured.costs.values()]
+    if measured.lacking:
+        sizes.append(context.profile.memory_per_job_gib * (1 << 30))
+    return max(sizes, default=0.0)
+
+
+def _finished(context: Context) -> set[str]:
+    """Components of all profiles whose compile has ended here."""
+    records = State.load(context.layout.state).records
+    prefix = CompileStage().key(context).removesuffix(context.options.profile)
+    return {
+        component
+        for name, pin in context.stack.profiles.items()
+        if f"{prefix}{name}" in records
+        for component in pin.components
+    }
+
+
+def _left_behind(context: Context, name: str) -> bool:
+    """Is it an object of a third-party source that the pins no longer name?"""
+    folder = f".dir{context.layout.third_party}/"
+    places = source_places(context).values()
+    return folder in name and not any(f".dir{place}/" in name for place in places)
