@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from sm121.compile.launching import cost_folder, source_places
+from sm121.compile.launching import source_places
 from sm121.compile.measured import compiled_components, largest_need, measured_of
 from sm121.context import Context, Options
 from sm121.pins.load import load_stack
-from sm121.state import Record, State
+from support.costs import GIB, finish, measure, of, ship
 
-GIB = 1 << 30
 KERNELS = ("spinloop", "fs_io_C", "cumem_allocator", "_C_stable_libtorch", "_moe_C_stable_libtorch")
 SMOKE = KERNELS[:3]
 
@@ -26,31 +24,6 @@ def kernels(small: Context, root: Path) -> Context:
     return dataclasses.replace(small, stack=stack, options=Options(profile="kernels"))
 
 
-def of(component: str, source: str = "a.cu") -> str:
-    return f"CMakeFiles/{component}.dir/{source}.o"
-
-
-def measure(context: Context, *names: str, rss: int = GIB // 5, **more: object) -> None:
-    file = cost_folder(context).records
-    file.parent.mkdir(parents=True, exist_ok=True)
-    values = {
-        "run": "one", "source": "a.cu", "start": 0.0, "end": 9.0, "waited": 0.0, "cpu": 9.0,
-        "rss": rss, "cache": "miss", "exit": 0, **more,
-    }  # fmt: skip
-    with file.open("a") as log:
-        log.writelines(json.dumps({"object": name, **values}) + "\n" for name in names)
-
-
-def finish(context: Context, profile: str) -> None:
-    record = Record(fingerprint="", inputs={}, log="", result={"objects": 1}, seconds=1)
-    State.load(context.layout.state).put(f"compile/{context.key}-{profile}", record)
-
-
-def ship(context: Context, objects: dict[str, tuple[float, int]]) -> None:
-    folder = context.layout.pins / context.stack_name
-    (folder / "costs.json").write_text(json.dumps({"measured": "there", "objects": objects}))
-
-
 def test_components_that_a_compiler_makes(kernels: Context) -> None:
     assert compiled_components(kernels) == KERNELS
     full = dataclasses.replace(kernels, options=Options(profile="full"))
@@ -60,7 +33,7 @@ def test_components_that_a_compiler_makes(kernels: Context) -> None:
 def test_a_smoke_build_says_nothing_of_the_kernels(kernels: Context) -> None:
     assert largest_need(kernels) == 10 * GIB
     measure(kernels, *map(of, SMOKE))
-    finish(kernels, "smoke")
+    finish(kernels, "compile-smoke")
     assert largest_need(kernels) == 10 * GIB
     assert measured_of(kernels).lacking == KERNELS[3:]
     smoke = dataclasses.replace(kernels, options=Options(profile="smoke"))
@@ -75,7 +48,7 @@ def test_more_than_the_pins_guess_if_that_was_measured(kernels: Context) -> None
 def test_a_killed_build_has_not_measured_all_of_what_it_began(kernels: Context) -> None:
     measure(kernels, *map(of, KERNELS))
     assert measured_of(kernels).lacking == KERNELS
-    finish(kernels, "kernels")
+    finish(kernels, "compile-kernels")
     assert measured_of(kernels).lacking == ()
     assert largest_need(kernels) == GIB // 5
 
@@ -83,7 +56,7 @@ def test_a_killed_build_has_not_measured_all_of_what_it_began(kernels: Context) 
 def test_what_came_out_of_the_compiler_cache_is_not_measured(kernels: Context) -> None:
     measure(kernels, *map(of, KERNELS))
     measure(kernels, of("_C_stable_libtorch", "b.cu"), cache="hit")
-    finish(kernels, "kernels")
+    finish(kernels, "compile-kernels")
     assert measured_of(kernels).lacking == ("_C_stable_libtorch",)
     ship(kernels, {of("_C_stable_libtorch", "b.cu"): (5, 2 * GIB)})
     assert measured_of(kernels).lacking == ()

@@ -12,7 +12,8 @@ from sm121.doctor.links import check_links
 from sm121.doctor.machine import Machine
 from sm121.doctor.mask import masker
 from sm121.doctor.model import Check, Diagnosis, Role
-from sm121.doctor.reference import plans, reference_of
+from sm121.doctor.plans import plans
+from sm121.doctor.reference import reference_of
 from sm121.doctor.resources import (
     check_disk,
     check_locked_memory,

@@ -36,9 +36,9 @@ class Check:
 class Plan:
     """What a build of one profile makes here, from nothing.
 
-    seconds: without downloads. basis 'recorded': an earlier run here took that long; 'estimate':
-    from figures of another machine, scaled by jobs; 'unknown': seconds is 0. text: how it was
-    found.
+    seconds: without downloads. basis 'recorded': a run here compiled all of it in that time;
+    'estimate': from what its objects were measured to cost here or elsewhere, or from figures of
+    another machine, scaled by jobs; 'unknown': seconds is 0. text: how it was found.
     """
 
     profile: str

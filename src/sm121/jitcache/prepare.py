@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sm121.compile import launcher
 from sm121.compile.jobs import choose_jobs, usable_cores
+from sm121.compile.launching import cost_folder
 from sm121.compile.memory import available_memory
 from sm121.compile.records import CostFolder
 from sm121.compile.stage import make_tools
@@ -60,6 +61,11 @@ def flashinfer_files(context: Context) -> list[LockedFile]:
     return [locked[name] for name in wanted]
 
 
+def jit_cost_folder(context: Context) -> CostFolder:
+    """What objects of these modules cost, in all builds of this stack and target in this folder."""
+    return CostFolder(folder=cost_folder(context).folder / "flashinfer")
+
+
 def open_workshop(context: Context) -> Workshop:
     """Make what is missing of it; the stages `environment` and `toolkit` must have run.
 
@@ -87,7 +93,7 @@ def open_workshop(context: Context) -> Workshop:
     jobs = choose_jobs(
         asked=context.options.jobs, cores=usable_cores(), available=available_memory()
     )
-    costs = CostFolder(folder=context.layout.log / context.key / "flashinfer")
+    costs = jit_cost_folder(context)
     return Workshop(
         folder=folder, site=site, tools=tools, arch=context.arch, jobs=jobs, costs=costs,
         version=next(f.version for f in files if f.distribution == FLASHINFER),

@@ -14,7 +14,7 @@ from sm121.doctor import resources
 from sm121.doctor.gpu import driver_version
 from sm121.doctor.machine import Machine
 from sm121.doctor.model import SCHEMA_FILE, Check, schema_text
-from sm121.doctor.reference import load_references, plans, reference_of
+from sm121.doctor.reference import load_references, reference_of
 from sm121.doctor.resources import (
     check_disk,
     check_locked_memory,
@@ -26,7 +26,6 @@ from sm121.doctor.tools import check_shadow
 from sm121.pins.load import load_stack
 from sm121.pins.model import Stack
 from sm121.source.places import made_at
-from sm121.state import Record, State
 
 GIB = 1 << 30
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
@@ -185,15 +184,3 @@ def test_estimate_is_scaled_by_jobs_down_to_the_longest_object() -> None:
     kernels = reference_of("kernels")
     assert kernels.seconds(1) > 1.9 * kernels.seconds(2) * 0.9
     assert kernels.seconds(1000) == 60 * (kernels.other_minutes + kernels.longest_minutes)
-
-
-def test_plan_of_a_profile_that_was_built_here(small: Context) -> None:
-    (plan,) = plans(small, default="full")
-    assert (plan.basis, plan.default) == ("estimate", False)
-    state = State(path=small.layout.state)
-    record = {"fingerprint": "", "inputs": {}, "log": ""}
-    state.put("source/1.2.3", Record(result={}, seconds=5, **record))
-    state.put("compile/1.2.3-linux-aarch64-smoke", Record(result={"objects": 3}, seconds=7, **record))  # fmt: skip
-    (plan,) = plans(small, default="smoke")
-    assert (plan.basis, plan.seconds, plan.default) == ("recorded", 12, True)
-    assert "the last compile made 3 object(s)" in plan.text
