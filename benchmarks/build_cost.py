@@ -3,6 +3,7 @@
     python benchmarks/build_cost.py compare STOCK OURS [--component NAME ...] [--sample]
     python benchmarks/build_cost.py run FOLDER [--profile kernels]
     python benchmarks/build_cost.py costs BUILD --where TEXT >pins/STACK/costs.json
+    python benchmarks/build_cost.py records BUILD >docs/builds/…/objects.jsonl
 
 A log is a build folder (SM121_BUILD), its objects.jsonl, or a .ninja_log of a build without our
 launcher. Of objects.jsonl the CPU seconds of each object's newest compile count; of a .ninja_log
@@ -27,7 +28,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -80,14 +81,20 @@ def name_anywhere(name: str) -> str:
     return _MADE.sub(r".dir/{\1}/", name)
 
 
+def log_of(path: Path) -> Path:
+    """The newest log of a build folder; a log is its own."""
+    if not path.is_dir():
+        return path
+    logs = sorted(path.glob("log/*/objects.jsonl"), key=lambda p: p.stat().st_mtime)
+    logs = logs or sorted(path.glob("work/*/ninja-*/temp.*/.ninja_log"))
+    if not logs:
+        raise SystemExit(f"{path}: no log of a build in it")
+    return logs[-1]
+
+
 def read_log(path: Path) -> Log:
     """Read a build folder's log, an objects.jsonl, or a .ninja_log."""
-    if path.is_dir():
-        logs = sorted(path.glob("log/*/objects.jsonl"), key=lambda p: p.stat().st_mtime)
-        logs = logs or sorted(path.glob("work/*/ninja-*/temp.*/.ninja_log"))
-        if not logs:
-            raise SystemExit(f"{path}: no log of a build in it")
-        path = logs[-1]
+    path = log_of(path)
     if path.suffix != ".jsonl":
         return _ninja_log(path)
     records = read_records(path)
@@ -216,6 +223,20 @@ def costs_file(log: Log, where: str) -> str:
     return f'{{\n "measured": {json.dumps(where)},\n "objects": {{\n{objects}\n }}\n}}'
 
 
+def records_file(build: Path) -> str:
+    """A build's objects.jsonl, to be kept: no path of the machine is in it, and compare reads it."""
+    lines = []
+    for record in read_records(log_of(build)):
+        kept = replace(
+            record, object=name_anywhere(record.object),
+            source=record.source.replace(str(build.resolve()), "build"),
+        )  # fmt: skip
+        if Path(kept.source).is_absolute():
+            raise SystemExit(f"{kept.source} is not below {build}")
+        lines.append(json.dumps(asdict(kept), separators=(",", ":")))
+    return "\n".join(lines)
+
+
 def copy_of(folder: Path, name: str) -> Path:
     """This checkout as it is now, for stock with the patches of STOCK_PATCHES alone; what was
     built in the copy before stays."""
@@ -269,7 +290,12 @@ def main() -> None:
     telling = verbs.add_parser("costs")
     telling.add_argument("build", type=Path)
     telling.add_argument("--where", required=True, help="machine, release, date")
+    keeping = verbs.add_parser("records")
+    keeping.add_argument("build", type=Path)
     arguments = parser.parse_args()
+    if arguments.verb == "records":
+        print(records_file(arguments.build))
+        return
     if arguments.verb == "costs":
         print(costs_file(read_log(arguments.build), arguments.where))
         return

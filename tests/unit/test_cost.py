@@ -164,6 +164,57 @@ def test_a_cost_measured_here_is_found_in_another_folder(
         costs_file(read_log(log), "here")
 
 
+def test_records_that_are_kept_name_no_folder_of_this_machine(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    from build_cost import read_log, records_file
+
+    tree = tmp_path / "source/third-party/qutlass-0123456789ab/tree"
+    name, source = f"CMakeFiles/_q.dir{tree}/a.cu.o", f"{tree}/a.cu"
+    log = tmp_path / "log/one/objects.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps(asdict(record(object=name, source=source))) + "\n")
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(records_file(tmp_path))
+    assert str(tmp_path) not in kept.read_text()
+    assert read_log(kept).jobs == read_log(log).jobs
+
+    log.write_text(json.dumps(asdict(record(source="/elsewhere/a.cu"))) + "\n")
+    with pytest.raises(SystemExit, match=r"/elsewhere/a\.cu is not below"):
+        records_file(tmp_path)
+
+
+def test_two_builds_are_compared_and_held_against_their_own_runs(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    from build_cost import compare, read_log
+
+    stock = [
+        record("a", start=0, end=600, cpu=600), record("b", start=0, end=66, cpu=60),
+        record("c", start=66, end=132, cpu=60),
+    ]  # fmt: skip
+    ours = [  # b is the same compile as stock's
+        record("a", start=0, end=330, cpu=300), record("b", start=0, end=1, cpu=0.1, cache="hit"),
+        record("d", start=1, end=2, cpu=0.1, cache="hit"),
+    ]  # fmt: skip
+    for name, run in (("stock", stock), ("ours", ours)):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(asdict(one)) + "\n" for one in run)
+        )
+    compare(*(read_log(tmp_path / f"{n}.jsonl") for n in ("stock", "ours")), ["_C"], sample=False)
+    printed = capsys.readouterr().out
+    rows = {line[:34].strip(): line[34:].split() for line in printed.splitlines()}
+    assert rows["together, minutes"] == ["12.0", "6.0", "0.50"]
+    assert rows["longest object, minutes"] == ["10.0", "5.0", "0.50"]
+    assert rows["2 cores, minutes"] == ["10.0", "5.0", "0.50"]
+    assert "ours: 1 object(s) only ever came out of the cache" in printed
+    assert "check, stock: 3 objects on 2 cores took 10.0 min" in printed
+    assert "predicted from CPU seconds 10.0 (1.000); wall/CPU of its compiles 1.02\n" in printed
+    assert "others used these cores too" not in printed.partition("check, ours")[0]
+
+
 # --- timeline -----------------------------------------------------------------------
 
 RUN = [
