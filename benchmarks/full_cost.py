@@ -1,6 +1,6 @@
 """What compiling the full set costs, stock and ours, from samples compiled on one machine.
 
-    python benchmarks/full_cost.py FOLDER [--jobs N]
+    python benchmarks/full_cost.py FOLDER [--jobs N] [--ours BUILD]
 
 Stock is nine hours of CPU. So this configures both in copies of this checkout below FOLDER (stock:
 with FA3, which upstream always builds), compiles vLLM's two kernel libraries and qutlass, and of FA2
@@ -10,6 +10,9 @@ It wants VLLM_FLASH_ATTN_SRC_DIR, a checkout of flash-attention at its pin with 
 stock uses more of it than we pin; qutlass comes from its remote or SM121_CLONES. What was measured in
 FOLDER is not compiled again, and the compiler cache counts: what one side takes out of it
 costs what the other side's compile did, and what neither compiled here is said and not counted.
+
+--ours takes a whole build of ours, the build folder of profile `full` on this machine, in place of
+samples.
 
 Not in it: what has no objects of vLLM's CMake (DeepGEMM's one, Rust), FlashMLA (stock compiles only
 three stand-ins of it for 12.x), and the small extensions.
@@ -30,6 +33,7 @@ from pathlib import Path
 from build_cost import COMPONENTS, Log, copy_of, environment_of, name_anywhere, read_log, row
 
 from sm121.compile.build import run_configure
+from sm121.compile.order import objects_of
 from sm121.compile.records import component_of
 
 SAMPLE = {
@@ -64,10 +68,14 @@ memory-per-job-gib = 10
 """
 
 
-def full_set(folder: Path, jobs: int) -> None:
+def full_set(folder: Path, jobs: int, whole: Path | None) -> None:
     """Configure the full set stock and ours, compile the samples, print the table."""
     stock, stock_all = measure(folder, "stock", FULL, jobs)
-    ours, our_all = measure(folder, "ours", FULL[:-1], jobs)
+    if whole:
+        [output] = whole.glob("work/*/ninja-*")
+        ours, our_all = read_log(whole), objects_in(output)
+    else:
+        ours, our_all = measure(folder, "ours", FULL[:-1], jobs)
     print(f"\n{'CPU minutes':34}{'stock':>12}{'ours':>12}{'ours/stock':>12}")
     told = {
         component: (
@@ -103,7 +111,7 @@ def measure(folder: Path, name: str, components: Sequence[str], jobs: int) -> tu
         cwd=copy, env=environment_of(copy), check=True,
     )  # fmt: skip
     [output] = (copy / "build" / "work").glob(f"*/{_OUTPUT}")
-    return read_log(copy / "build"), list(map(name_anywhere, ninja_objects(output)))
+    return read_log(copy / "build"), objects_in(output)
 
 
 def told_minutes(component: str, log: Log, other: Log, objects: Sequence[str]) -> float:
@@ -129,8 +137,12 @@ def told_minutes(component: str, log: Log, other: Log, objects: Sequence[str]) -
 
 def ninja_objects(folder: Path) -> list[str]:
     """Every object that a configured tree would compile."""
-    text = next(folder.glob("temp.*/build.ninja")).read_text()
-    return re.findall(r"^build (\S+\.o): C", text, re.MULTILINE)
+    return objects_of(next(folder.glob("temp.*/build.ninja")).read_text())
+
+
+def objects_in(folder: Path) -> list[str]:
+    """The same, as costs.json names them."""
+    return list(map(name_anywhere, ninja_objects(folder)))
 
 
 def sample_inside(build: Path, jobs: int) -> None:
@@ -162,9 +174,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--ours", type=Path, help="a whole full build of ours")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    (sample_inside if arguments.inside else full_set)(arguments.folder.resolve(), arguments.jobs)
+    if arguments.inside:
+        sample_inside(arguments.folder.resolve(), arguments.jobs)
+    else:
+        full_set(arguments.folder.resolve(), arguments.jobs, arguments.ours)
 
 
 if __name__ == "__main__":
