@@ -6,9 +6,10 @@ import json
 import re
 import signal
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -208,30 +209,28 @@ def test_gpu_and_driver(small: Context, tmp_path: Path, smi: str, gpu: str, driv
     assert all(c.build in ("not needed", "ok") for c in checks)
 
 
-def hanging(folder: Path, name: str) -> None:
-    path = program(folder, name, "")
-    path.write_text("#!/bin/sh\nexec sleep 60\n")
+@pytest.fixture
+def hung(small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    """A machine on which a program never answers."""
+
+    def make(asking: ModuleType, name: str) -> Machine:
+        monkeypatch.setattr(asking, "ANSWER_S", 0.3)
+        program(tmp_path / "bin", name, "").write_text("#!/bin/sh\nexec sleep 60\n")
+        path = {"PATH": f"{tmp_path}/bin:/bin"}
+        return Machine(context=small, root=tmp_path, environment=path)
+
+    return make
 
 
-def test_driver_that_hangs_is_a_fault(
-    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "ANSWER_S", 0.3)
-    hanging(tmp_path / "bin", "nvidia-smi")
-    machine = Machine(context=small, root=tmp_path, environment={"PATH": f"{tmp_path}/bin:/bin"})
-    check = one(check_gpu(machine), "GPU")
+def test_driver_that_hangs_is_a_fault(hung: Callable[..., Machine]) -> None:
+    check = one(check_gpu(hung(gpu, "nvidia-smi")), "GPU")
     assert (check.build, check.run) == ("not needed", "fault")
     assert check.found == "nvidia-smi does not answer within 0.3 s"
     assert "journalctl -k" in check.remedy
 
 
-def test_nvcc_that_hangs_is_a_fault(
-    small: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tools, "ANSWER_S", 0.3)
-    hanging(tmp_path / "bin", "nvcc")
-    machine = Machine(context=small, root=tmp_path, environment={"PATH": f"{tmp_path}/bin:/bin"})
-    check = one(check_nvcc(machine), "nvcc")
+def test_nvcc_that_hangs_is_a_fault(hung: Callable[..., Machine], tmp_path: Path) -> None:
+    check = one(check_nvcc(hung(tools, "nvcc")), "nvcc")
     assert (check.build, check.run) == ("not needed", "fault")
     assert f"{tmp_path}/bin/nvcc does not answer within 0.3 s" in check.found
     assert check.cause
