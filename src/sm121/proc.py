@@ -7,13 +7,16 @@ goes to the same log while it runs, and a failure carries the last lines and the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,6 +28,7 @@ _TAIL_LINES = 25
 _DYING_S = 5.0
 MARKER = "SM121_STARTED_BY"
 _scope = ""
+_calls = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +76,14 @@ def run(
     env: the *whole* environment of the child (None: ours). log: file that the command and
     its output are appended to; without one, output is only returned. on_line: called with
     each output line (no newline). limit: seconds after which it and all that it started is killed,
-    and not waited for if it can't be.
+    and not waited for if it can't be (a program that hangs in a driver).
 
     Raises CompilerMissing if the program does not exist, ToolFailed on a non-zero exit
     (when `check`), and passes KeyboardInterrupt on after killing everything that was started:
     ninja's compilers must not outlive us.
     """
-    marked = {**(env if env is not None else os.environ), **mark()}
+    own = f"{_mark()}:{next(_calls)}"
+    marked = {**(env if env is not None else os.environ), MARKER: own}
     log_file: IO[str] | None = None
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -113,20 +118,9 @@ def run(
                 cause=str(error),
                 remedy="Install it, or put it on PATH, and run the same command again.",
             ) from error
-        assert child.stdout is not None
-        late, stuck, over = threading.Event(), threading.Event(), threading.Event()
-        timer = threading.Timer(limit, _end, (child, late, stuck, over)) if limit else None
-        if timer:
-            timer.start()
+        talk = _Talk(child, own, stdin=stdin, limit=limit)
         try:
-            if stdin is not None and child.stdin is not None:
-                # A program that ends before it has read all tells why by its own output.
-                with contextlib.suppress(BrokenPipeError), child.stdin:
-                    child.stdin.write(stdin)
-            for raw in child.stdout:
-                if stuck.is_set():
-                    break
-                line = raw.rstrip("\n")
+            for line in talk.lines():
                 tail.append(line)
                 if log_file is None or not on_line:
                     lines.append(line)
@@ -135,17 +129,11 @@ def run(
                     log_file.flush()
                 if on_line is not None:
                     on_line(line)
-            returncode = child.wait() if not stuck.is_set() else child.poll() or -signal.SIGKILL
+            returncode = talk.wait()
         except BaseException:
             kill_marked(_mark())
-            child.wait()
+            talk.abandon()
             raise
-        finally:
-            over.set()
-            if timer:
-                timer.cancel()
-                timer.join()
-            child.stdout.close()
         if log_file is not None:
             log_file.write(f"# exit {returncode}\n")
     finally:
@@ -160,27 +148,88 @@ def run(
             cause=f"whole output: {log}" if log else "",
             remedy=f"Run it by hand: {pasteable(argv, cwd=cwd)}",
         )
-    return Finished(returncode=returncode, output="\n".join(lines), late=late.is_set())
+    return Finished(returncode=returncode, output="\n".join(lines), late=talk.late)
 
 
-def _end(
-    child: subprocess.Popen[str],
-    late: threading.Event,
-    stuck: threading.Event,
-    over: threading.Event,
-) -> None:
-    """Kill the session that a child leads; what it put into another one goes by its mark.
+class _Talk:
+    """A child's output line by line, for as long as it may take.
 
-    Who holds the pipe and does not die would keep its reader waiting, so that one is woken by a line
-    of ours (proc(5): /proc/self/fd opens the other end of a pipe, too).
+    What can block for ever is done by threads that nobody has to wait for: a process that is stuck
+    in the kernel can neither be killed nor reaped, and may hold both pipes.
     """
-    late.set()
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    if over.wait(_DYING_S) or child.stdout is None:
-        return
-    stuck.set()
-    Path(f"/proc/self/fd/{child.stdout.fileno()}").write_text("\n")
+
+    def __init__(
+        self, child: subprocess.Popen[str], own: str, *, stdin: str | None, limit: float | None
+    ) -> None:
+        self.late = False
+        self._child, self._own = child, own
+        self._deadline = time.monotonic() + limit if limit else None
+        self._said: queue.Queue[str | None] = queue.Queue(maxsize=1000)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if stdin is not None:
+            threading.Thread(target=self._write, args=(stdin,), daemon=True).start()
+
+    def lines(self) -> Iterator[str]:
+        """To the end of the output, or until the child is given up."""
+        while True:
+            try:
+                line = self._said.get(timeout=self._left())
+            except queue.Empty:
+                if self._give_up():
+                    return
+                continue
+            if line is None:
+                return
+            yield line
+
+    def wait(self) -> int:
+        """The exit status; SIGKILL's if the child was given up."""
+        while True:
+            try:
+                return self._child.wait(timeout=self._left())
+            except subprocess.TimeoutExpired:
+                if self._give_up():
+                    return self._forget()
+
+    def abandon(self) -> None:
+        """Wait a little for a child that was killed."""
+        try:
+            self._child.wait(timeout=_DYING_S)
+        except subprocess.TimeoutExpired:
+            self._forget()
+
+    def _forget(self) -> int:
+        """Popen would warn of a child that runs on."""
+        self._child.returncode = -signal.SIGKILL
+        return -signal.SIGKILL
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _give_up(self) -> bool:
+        """Kill what is late, once; whether it has had its time to die, too."""
+        if self.late:
+            return True
+        self.late = True
+        with contextlib.suppress(OSError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        kill_marked(self._own)  # what it has put into other sessions
+        self._deadline = time.monotonic() + _DYING_S
+        return False
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout as output:
+            for raw in output:
+                self._said.put(raw.rstrip("\n"))
+        self._said.put(None)
+
+    def _write(self, text: str) -> None:
+        assert self._child.stdin is not None
+        # A program that ends before it has read all tells why by its own output.
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as stdin:
+            stdin.write(text)
 
 
 def start(argv: Sequence[str | Path], *, log: Path | None = None) -> subprocess.Popen[str]:

@@ -161,19 +161,39 @@ def test_program_that_is_late_is_killed_with_what_it_started() -> None:
     assert not proc.run(["echo"], limit=60).late
 
 
-def test_late_program_that_cannot_be_killed_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As one that hangs in a driver: here one in a session of its own, which holds the output."""
-    monkeypatch.setattr(proc, "_DYING_S", 0.3)
-    started = time.monotonic()
-    holder = ["setsid", "--fork", "sh", "-c", "echo $$; exec sleep 60"]
-    finished = proc.run(holder, check=False, limit=1)
-    try:
-        assert time.monotonic() - started < 30
+def test_what_is_late_is_killed_in_a_session_of_its_own_too() -> None:
+    """It holds the output; and one that goes on writing must not keep us from killing it."""
+    for command in ("echo $$; exec sleep 60", "echo $$; exec yes"):
+        holder = ["setsid", "--fork", "sh", "-c", command]
+        finished = proc.run(holder, check=False, limit=1)
         assert finished.late
+        assert not alive(int(finished.output.partition("\n")[0]))
+
+
+@pytest.mark.parametrize(
+    ("script", "stdin"),
+    [
+        ("sleep 60", None),
+        ("exec >&- 2>&-; sleep 60", None),  # the output has ended, and it can't be reaped
+        ("sleep 60", "x" * 300_000),  # nobody reads the other pipe
+    ],
+    ids=["silent", "output has ended", "does not read"],
+)
+def test_late_program_that_cannot_be_killed_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, script: str, stdin: str | None
+) -> None:
+    """As one that hangs in a driver."""
+    monkeypatch.setattr(proc, "_DYING_S", 0.3)
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    kill, marks = proc.kill_marked, []
+    monkeypatch.setattr(proc, "kill_marked", marks.append)
+    started = time.monotonic()
+    try:
+        finished = proc.run(["sh", "-c", script], check=False, limit=0.5, stdin=stdin)
+        assert (finished.late, finished.returncode) == (True, -signal.SIGKILL)
+        assert time.monotonic() - started < 30
     finally:
-        os.kill(int(finished.output), signal.SIGKILL)
+        assert kill(marks[0]) >= 1
 
 
 # --- nothing outlives us ------------------------------------------------------------

@@ -175,11 +175,24 @@ def _smi(query: str, path: str) -> str:
 def _run(argv: list[str]) -> str:
     # Not through sm121.proc: this module also runs where only the standard library is.
     try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        child = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        )
+    except OSError:
         return ""
+    try:
+        return child.communicate(timeout=ANSWER_S)[0]
+    except subprocess.TimeoutExpired:
+        # Not waited for without end, as subprocess.run would: one that hangs in a driver never ends.
+        child.kill()
+        try:
+            child.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            child.returncode = -9  # Popen would warn of a child that runs on
+        return ""
+    finally:
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 def _read(root: Path, path: str) -> str:
