@@ -9,6 +9,7 @@ import pytest
 
 from sm121.compile.launching import source_places
 from sm121.compile.measured import compiled_components, largest_need, measured_of
+from sm121.compile.stage import CompileStage
 from sm121.context import Context, Options
 from sm121.pins.load import load_stack
 from support.costs import GIB, finish, measure, of, ship
@@ -84,3 +85,28 @@ def test_objects_of_sources_that_the_pins_no_longer_name_are_not_of_this_build(
     before = full.layout.third_party / "vllm-flash-attn-0123456789ab/tree/a.cu.o"
     measure(full, now, f"CMakeFiles/_vllm_fa2_C.dir{before}", rss=2 * GIB)
     assert {n: c.rss for n, c in measured_of(full).costs.items()} == {now: 2 * GIB}
+
+
+def configure(context: Context, *objects: str) -> None:
+    rules = CompileStage().work(context) / "ninja-1/temp.linux/build.ninja"
+    rules.parent.mkdir(parents=True, exist_ok=True)
+    rules.write_text("".join(f"build {name}: CUDA_COMPILER__x src\n\n" for name in objects))
+
+
+def test_objects_that_are_no_longer_built_do_not_count(kernels: Context) -> None:
+    """Sources that a new patch leaves out: measured once, or only ever out of the cache."""
+    measure(kernels, *map(of, KERNELS))
+    measure(kernels, of("_C_stable_libtorch", "gone.cu"), rss=12 * GIB)
+    measure(kernels, of("_C_stable_libtorch", "cached.cu"), cache="hit")
+    configure(kernels, *map(of, KERNELS))
+    finish(kernels, "compile-kernels")
+    assert measured_of(kernels).costs.keys() == set(map(of, KERNELS))
+    assert (largest_need(kernels), measured_of(kernels).lacking) == (GIB // 5, ())
+
+
+def test_what_is_configured_says_what_is_lacking(kernels: Context) -> None:
+    """Also of a killed build, and of a component that a finished one was made without."""
+    measure(kernels, *map(of, KERNELS))
+    configure(kernels, *map(of, KERNELS), of("_moe_C_stable_libtorch", "to-come.cu"))
+    finish(kernels, "compile-kernels")
+    assert measured_of(kernels).lacking == ("_moe_C_stable_libtorch",)

@@ -131,14 +131,17 @@ def count_objects(rules: str) -> dict[str, int]:
     return dict(sorted(Counter(map(component_of, objects_of(rules))).items()))
 
 
-def _missing(output: Path) -> list[str]:
-    """Objects that CMake's rules in `output` name and that are not there."""
-    return [
-        name
+def configured_objects(output: Path) -> dict[str, Path]:
+    """The objects that CMake's rules in `output` (setup.py's --build-base) name, and their files."""
+    return {
+        name: rules.parent / name
         for rules in output.glob("temp.*/build.ninja")
         for name in objects_of(rules.read_text())
-        if not (rules.parent / name).exists()
-    ]
+    }
+
+
+def _missing(output: Path) -> list[str]:
+    return [name for name, file in configured_objects(output).items() if not file.exists()]
 
 
 def _build_arguments(output: Path) -> list[str | Path]:

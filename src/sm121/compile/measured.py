@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sm121.compile.build import configured_objects
 from sm121.compile.launching import cost_folder, costs_elsewhere, source_places
 from sm121.compile.records import Cost, component_of, known_costs, read_records
 from sm121.compile.stage import CompileStage
@@ -39,30 +41,37 @@ def compiled_components(context: Context) -> tuple[str, ...]:
 def measured_of(context: Context) -> Measured:
     """By builds in this folder, else by the stack's costs.json; of the profile's components only.
 
-    A build that was killed has measured some objects of a component, so what it left counts as all
-    of it only if costs.json has the component, or a build with it has ended here.
+    What is configured here says which objects there are: earlier builds had others. Of a component
+    that isn't, a build that was killed has measured some; what it left counts as all only if
+    costs.json has the component, or a build with it has ended here.
     """
     wanted = compiled_components(context)
+    rules = _configured(context)
+
+    def is_of_this_build(name: str) -> bool:
+        component = component_of(name)
+        return component in wanted and name in rules.get(component, {name})
+
     records = [
         record
         for record in read_records(cost_folder(context).records)
-        if record.component in wanted and not _left_behind(context, record.object)
+        if is_of_this_build(record.object) and not _left_behind(context, record.object)
     ]
     here = known_costs(records)
-    elsewhere = {
-        name: cost
-        for name, cost in costs_elsewhere(context).items()
-        if component_of(name) in wanted
-    }
+    elsewhere = {n: cost for n, cost in costs_elsewhere(context).items() if is_of_this_build(n)}
     costs = {**elsewhere, **here}
     # Of what the compiler cache answered nothing was measured.
     unmeasured = {r.component for r in records if r.exit == 0 and r.object not in costs}
     known = set(map(component_of, elsewhere)) | _finished(context) & set(map(component_of, here))
+
+    def is_lacking(component: str) -> bool:
+        if component in rules:
+            return not rules[component] <= costs.keys()
+        return component not in known or component in unmeasured
+
     return Measured(
-        costs=costs,
-        here=frozenset(here),
-        lacking=tuple(c for c in wanted if c not in known or c in unmeasured),
-    )
+        costs=costs, here=frozenset(here), lacking=tuple(filter(is_lacking, wanted))
+    )  # fmt: skip
 
 
 def largest_need(context: Context) -> float:
@@ -73,6 +82,15 @@ def largest_need(context: Context) -> float:
     if measured.lacking:
         sizes.append(context.profile.memory_per_job_gib * (1 << 30))
     return max(sizes, default=0.0)
+
+
+def _configured(context: Context) -> dict[str, set[str]]:
+    """Component → its objects, as far as CMake has configured them here."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for output in CompileStage().work(context).glob("ninja-*"):
+        for name in configured_objects(output):
+            found[component_of(name)].add(name)
+    return dict(found)
 
 
 def _finished(context: Context) -> set[str]:
