@@ -190,8 +190,9 @@ def check(name: str, run: Sequence[Record]) -> None:
         longest_first(Job(name=r.object, seconds=r.cpu, memory=r.rss) for r in run), cores=cores
     )
     load = sum(r.end - r.start for r in run) / max(sum(r.cpu for r in run), 1e-9)
+    hits = sum(r.cache == "hit" for r in ordered)
     print(
-        f"check, {name}: {len(ordered)} objects on {cores} cores took {real / 60:.1f} min; by the "
+        f"check, {name}: {len(ordered)} objects ({hits} out of the cache) on {cores} cores took {real / 60:.1f} min; by the "
         f"schedule's rule {rule / 60:.1f} ({rule / real:.3f}); predicted from CPU seconds "
         f"{predicted / 60:.1f} ({predicted / real:.3f}); wall/CPU of its compiles {load:.2f}"
         f"{', so others used these cores too' if load > _QUIET else ''}"
@@ -225,6 +226,8 @@ def costs_file(log: Log, where: str) -> str:
 
 def records_file(build: Path) -> str:
     """A build's objects.jsonl, to be kept: no path of the machine is in it, and compare reads it."""
+    if not build.is_dir():
+        raise SystemExit(f"{build} is no build folder")
     lines = []
     for record in read_records(log_of(build)):
         kept = replace(

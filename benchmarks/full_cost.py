@@ -7,7 +7,7 @@ with FA3, which upstream always builds), compiles vLLM's two kernel libraries an
 and FA3 what SAMPLE names, and takes each kind of object as often as build.ninja has it.
 
 It wants VLLM_FLASH_ATTN_SRC_DIR, a checkout of flash-attention at its pin with csrc/cutlass, since
-stock uses more of it than we pin; qutlass comes from its remote or SM121_CLONES. What was measured in
+stock uses more of it than we pin; qutlass comes from its remote or SM121_CLONES. What stands compiled in
 FOLDER is not compiled again, and the compiler cache counts: what one side takes out of it
 costs what the other side's compile did, and what neither compiled here is said and not counted.
 
@@ -70,12 +70,9 @@ memory-per-job-gib = 10
 
 def full_set(folder: Path, jobs: int, whole: Path | None) -> None:
     """Configure the full set stock and ours, compile the samples, print the table."""
+    done = read_whole(whole) if whole else None  # before hours of stock
     stock, stock_all = measure(folder, "stock", FULL, jobs)
-    if whole:
-        [output] = whole.glob("work/*/ninja-*")
-        ours, our_all = read_log(whole), objects_in(output)
-    else:
-        ours, our_all = measure(folder, "ours", FULL[:-1], jobs)
+    ours, our_all = done or measure(folder, "ours", FULL[:-1], jobs)
     print(f"\n{'CPU minutes':34}{'stock':>12}{'ours':>12}{'ours/stock':>12}")
     told = {
         component: (
@@ -93,11 +90,21 @@ def full_set(folder: Path, jobs: int, whole: Path | None) -> None:
     row("all, no FA2 in ours", total, sum(r for c, (_, r) in told.items() if c != "_vllm_fa2_C"))
 
 
+def read_whole(build: Path) -> tuple[Log, list[str]]:
+    """The log of a build folder with one stack and target, and the objects that it has."""
+    outputs, logs = list(build.glob("work/*/ninja-*")), list(build.glob("log/*/objects.jsonl"))
+    if len(outputs) != 1 or len(logs) != 1:
+        raise SystemExit(
+            f"{build}: {len(outputs)} configured trees and {len(logs)} logs, where one of each is wanted"
+        )
+    return read_log(logs[0]), objects_in(outputs[0])
+
+
 def measure(folder: Path, name: str, components: Sequence[str], jobs: int) -> tuple[Log, list[str]]:
     """Compile the samples of one side; its log, and all objects that it would have."""
     copy = copy_of(folder, name)
     stack = next(copy.glob(f"pins/{(copy / 'pins/default').read_text().strip()}/stack.toml"))
-    text = stack.read_text().partition("\n[profiles.sampled]")[0]
+    text = stack.read_text()
     for component in components:
         text = re.sub(rf'(?m)^{component} = "FA3 is .*\n', "", text)  # not left out here
     listed = ", ".join(f'"{c}"' for c in components)
@@ -145,10 +152,9 @@ def objects_in(folder: Path) -> list[str]:
     return list(map(name_anywhere, ninja_objects(folder)))
 
 
-def sample_inside(build: Path, jobs: int) -> None:
-    """In a build's shell: configure, and compile the samples that were not measured yet."""
+def sample_inside(jobs: int) -> None:
+    """In a build's shell: configure, and compile the samples that ninja has not, or not so."""
     output = Path.cwd().parent / _OUTPUT
-    measured = read_log(build) if list(build.glob("log/*/objects.jsonl")) else None
     python = shutil.which("python")
     if python is None:
         raise SystemExit("no python on the shell's PATH")
@@ -162,12 +168,9 @@ def sample_inside(build: Path, jobs: int) -> None:
         if component_of(name) in WHOLE
         or name.endswith(tuple(f"/{f}.o" for f in SAMPLE.get(component_of(name), ())))
     ]
-    if measured:
-        known = measured.jobs.keys() | measured.hits
-        wanted = [name for name in wanted if name_anywhere(name) not in known]
-    folder = next(output.glob("temp.*"))
-    if wanted:
-        subprocess.run(["ninja", "-C", folder, "-j", str(jobs), *wanted], check=True)
+    subprocess.run(
+        ["ninja", "-C", next(output.glob("temp.*")), "-j", str(jobs), *wanted], check=True
+    )
 
 
 def main() -> None:
@@ -178,7 +181,7 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        sample_inside(arguments.folder.resolve(), arguments.jobs)
+        sample_inside(arguments.jobs)
     else:
         full_set(arguments.folder.resolve(), arguments.jobs, arguments.ours)
 

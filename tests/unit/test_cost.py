@@ -210,7 +210,7 @@ def test_two_builds_are_compared_and_held_against_their_own_runs(
     assert rows["longest object, minutes"] == ["10.0", "5.0", "0.50"]
     assert rows["2 cores, minutes"] == ["10.0", "5.0", "0.50"]
     assert "ours: 1 object(s) only ever came out of the cache" in printed
-    assert "check, stock: 3 objects on 2 cores took 10.0 min" in printed
+    assert "check, stock: 3 objects (0 out of the cache) on 2 cores took 10.0 min" in printed
     assert "predicted from CPU seconds 10.0 (1.000); wall/CPU of its compiles 1.02\n" in printed
     assert "others used these cores too" not in printed.partition("check, ours")[0]
 

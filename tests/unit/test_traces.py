@@ -60,6 +60,21 @@ def test_the_same_letters_inside_another_path_are_none(data: bytes) -> None:
     assert path_faults("x.so", data, ["/src"]) == []
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"-isystem/home/me/sm121/build/x",
+        b"file:///home/me/sm121/x.h",
+        b"called `unwrap()`src/lib.rs/home/me/sm121/x.rs",
+        b"/mnt/home/me/sm121",
+    ],
+)
+def test_a_long_path_is_found_wherever_it_stands(data: bytes) -> None:
+    assert len(path_faults("x.so", data, ["/home/me/sm121"])) == 1
+    assert path_faults("x.so", data.replace(b"/sm121", b"/sm121-old"), ["/home/me/sm121"]) == []
+    assert path_faults("x.so", data, ["/me/sm121"]) == []
+
+
 def test_each_path_is_named_once_and_taken_literally() -> None:
     data = b"/a+b/build/x\0/a+b/build/y\0/aab/z\0"
     assert path_faults("x.so", data, ["/a+b/build", "/a+b", "/a.b"]) == [

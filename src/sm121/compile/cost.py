@@ -19,17 +19,18 @@ def cost_page(context: Context) -> Path:
     return context.layout.build / "reports" / name
 
 
-def show_cost(context: Context, ninja_tree: Path) -> Mapping[str, float | int]:
+def show_cost(context: Context, ninja_tree: Path, *, built: int = 0) -> Mapping[str, float | int]:
     """Write timeline and page of the run that has just ended, well or not; its figures, for the
     manifest.
 
     A run that compiled nothing leaves the timeline of the last one that did. ninja_tree:
-    setup.py's --build-base.
+    setup.py's --build-base. built: objects that ninja said it made, if it came to its end.
     """
     place = cost_folder(context)
     records = read_records(place.records, run=read_run(place))
     if not records:
-        context.ui.say("       objects     0 compiled")
+        lost = ", and the cost of none recorded" if built else ""
+        context.ui.say(f"       objects     {built} compiled{lost}")
         return {}
     cost = summarise(records)
     links = [

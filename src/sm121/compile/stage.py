@@ -265,7 +265,7 @@ class CompileStage:
             with contextlib.suppress(OSError, Sm121Error):
                 show_cost(context, output)
             raise
-        cost = show_cost(context, output)
+        cost = show_cost(context, output, built=built.objects)
         # setup.py writes into its own tree (_version.py, egg-info); what `shell` finds edited
         # there afterwards shall be a person's edits only.
         repository.checkout(commit, tree, keep=GENERATED)

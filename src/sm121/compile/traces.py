@@ -10,18 +10,24 @@ _NAME = rb"\w.+@-"
 # Before a path: nothing that it could be the end of, or a compiler's option (`-I/src`).
 _BEFORE = re.compile(rb"(?:\A|[^/%b]|(?:\A|[^/%b])-[A-Z])\Z" % (_NAME, _NAME))
 _LOOK_BACK = 3
+# So many names in a row are no part of another path by chance.
+_UNMISTAKABLE = 3
 
 
 def path_faults(name: str, data: bytes, forbidden: Sequence[str]) -> list[str]:
     """A sentence for each forbidden path (absolute) that a library holds, or begins a path with.
 
     Whole names only: of a checkout in /src, `csrc/flash_attn/src/x.h` and `/src2/x.h` say
-    nothing. Not seen is a path right behind another text, as Rust may lay out its own.
+    nothing. A path of three names or more counts wherever it stands (`-isystem/home/me/x`, or right
+    behind another text, as Rust lays out its own); a shorter one only where a path can begin.
     """
     return [
         f"{name}: holds the build path {path}"
         for path in forbidden
-        if any(_BEFORE.search(before) for before in _contexts(path, data))
+        if any(
+            path.count("/") >= _UNMISTAKABLE or _BEFORE.search(before)
+            for before in _contexts(path, data)
+        )
     ]
 
 
