@@ -213,10 +213,11 @@ def test_killed_anywhere_a_rerun_completes_and_the_wheel_is_the_same(
 ) -> None:
     """SIGKILL in each stage of a build in another folder; then it is byte for byte the same."""
     other = new_checkout("second")
-    # How long into a stage: so that it is in the middle of its work.
-    for stage, delay in (
-        ("source", 0.5), ("patch", 0.05), ("environment", 3.0), ("toolkit", 4.0),
-        ("compile", 1.0), ("compile", 12.0), ("wheelhouse", 0.0),
+    # How long after what it prints: so that a stage is in the middle of its work, and not done.
+    for sign, delay in (
+        ("run  source", 0.5), ("run  patch", 0.05), ("run  environment", 3.0),
+        ("run  toolkit", 3.0), ("run  compile", 1.0), ("compile     Configuring done", 0.5),
+        ("run  wheelhouse", 0.0),
     ):  # fmt: skip
         child = subprocess.Popen(
             other.command("build", "--profile", "smoke"),
@@ -224,7 +225,7 @@ def test_killed_anywhere_a_rerun_completes_and_the_wheel_is_the_same(
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            seen = wait_for(child, f"run  {stage}")
+            seen = wait_for(child, sign)
             time.sleep(delay)
         finally:
             child.kill()
