@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sm121.errors import UsageFault
 from sm121.files import HashMemory
@@ -170,4 +170,13 @@ class Stage(Protocol):
 
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         """Make the output; returns facts (JSON) for later stages."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A stage that can say beforehand what would stop it."""
+
+    def guard(self, context: Context) -> None:
+        """Raise that; asked before the first stage runs."""
         ...

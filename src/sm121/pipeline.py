@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sm121.context import Context, Results, Stage
+from sm121.context import Context, Guarded, Results, Stage
 from sm121.pins.model import OVERLAY
 from sm121.state import Record, State, fingerprint, why_changed
 from sm121.ui import human_seconds
@@ -99,6 +99,8 @@ def run_stages(
             results[stage.name] = {**record.result, "fingerprint": wanted}
             context.ui.stage(stage.name, "skip", "up to date")
             continue
+        if not ran and not pending:
+            look_ahead(context, stages)
         if dry_run:
             context.ui.stage(stage.name, "run", f"would run: {reason}")
             pending = stage.name
@@ -118,6 +120,13 @@ def run_stages(
         context.memory.save()
         context.ui.stage(stage.name, "done", human_seconds(seconds))
     return results, ran
+
+
+def look_ahead(context: Context, stages: Sequence[Stage]) -> None:
+    """Raise what would stop a later stage, before an earlier one takes hours."""
+    for stage in stages:
+        if isinstance(stage, Guarded):
+            stage.guard(context)
 
 
 def start_log(log: Path, stage: str, reason: str, inputs: Mapping[str, str]) -> None:

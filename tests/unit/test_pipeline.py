@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from sm121.compile.stage import CompileStage, wheel_version
-from sm121.context import Context
-from sm121.errors import NetworkFault
+from sm121.compile.launching import source_places
+from sm121.compile.stage import CompileStage, lasting, wheel_version
+from sm121.context import Context, Options
+from sm121.errors import CheckFailed, NetworkFault
+from sm121.pins.load import load_stack
 from sm121.pins.model import Stack
 from sm121.pipeline import all_stages, code_digest, run_stages
 from sm121.state import State, exclusive
@@ -148,6 +150,24 @@ def test_dry_run_changes_nothing_and_says_why(
     assert "would run: pin a changed" in screen.text
     assert "would run: depends on one" in screen.text
     assert {p: p.read_bytes() for p in small.layout.build.rglob("*") if p.is_file()} == before
+
+
+class Refusing(Step):
+    def guard(self, context: Context) -> None:
+        raise CheckFailed("somebody's files are in the way")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_would_stop_a_later_stage_is_found_before_the_first_runs(
+    small: Context, steps: list[Step], ran: list[str], dry_run: bool
+) -> None:
+    """After hours of compiling is too late; with nothing to do it is nobody's concern."""
+    last = Refusing(**vars(steps[-1]))
+    with pytest.raises(CheckFailed, match="in the way"):
+        run_stages(small, [*steps[:-1], last], dry_run=dry_run)
+    assert ran == []
+    run_stages(small, steps)
+    assert run_stages(small, [*steps[:-1], last], dry_run=dry_run)[1] is False
 
 
 def test_old_log_of_a_stage_is_gone_when_it_runs(small: Context, steps: list[Step]) -> None:
@@ -297,6 +317,17 @@ def test_version_is_always_one_that_packaging_leaves_alone(locked: Context) -> N
 
 
 # --- one run at a time --------------------------------------------------------------
+
+
+def test_where_sources_lie_makes_no_other_ninja_tree(small: Context, root: Path) -> None:
+    """`--without`, or another profile, uses others of them: the objects that are shared stay."""
+    context = replace(small, stack=load_stack(root / "pins", "0.26.0"))
+    flags = 'set(CMAKE_CXX_FLAGS_INIT "-ffile-prefix-map=/b/cutlass=cutlass")\n'
+    assert lasting(f"{flags}set(CUTLASS_INCLUDE_DIR /b/cutlass/include)\n", context) == flags
+    places = source_places(context)
+    assert places.keys() == context.stack.sources.keys()
+    smoke = replace(context, options=Options(profile="smoke"))
+    assert source_places(smoke) == places
 
 
 def test_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sm121.errors import CheckFailed, CompilerMissing
-from sm121.toolkit import machine
+from sm121.errors import CheckFailed, CompilerMissing, DiskFull, ToolFailed
+from sm121.toolkit import machine, python
 from sm121.toolkit.cuda import link_names
 from sm121.toolkit.driver_stub import exported_names
 from sm121.toolkit.machine import find_compilers, install_hint, require_programs
@@ -120,3 +122,26 @@ def test_install_command_of_this_distribution(
     assert install_hint("g++", "gcc-c++") == "sudo apt-get install -y g++"
     monkeypatch.setattr(machine.os, "geteuid", lambda: 0)
     assert install_hint("g++", "gcc-c++") == "apt-get install -y g++"
+
+
+def test_full_disk_while_installing_is_one_and_leaves_no_heap_of_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv never looks for the temporary folders of a run that ended in the middle."""
+    left = tmp_path / "env/uv-cache/.tmpAbc"
+    left.mkdir(parents=True)
+
+    def run(argv: Sequence[object], **_: object) -> None:
+        if "install" in argv:
+            raise ToolFailed(
+                "uv failed", returncode=2, tail=["cause: No space left on device (os error 28)"]
+            )
+
+    monkeypatch.setattr(python.proc, "run", run)
+    monkeypatch.setattr(python, "uv_binary", lambda: "uv")
+    folder = tmp_path / "env/1.2.3"
+    folder.mkdir()
+    interpreter = SimpleNamespace(executable=Path("/python"))
+    with pytest.raises(DiskFull, match="No space left") as raised:
+        python.make_environment(folder, interpreter, [], log=tmp_path / "log")
+    assert (raised.value.exit_code, left.exists()) == (3, False)

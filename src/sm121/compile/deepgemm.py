@@ -14,7 +14,7 @@ from pathlib import Path
 from pprint import pformat
 
 from sm121.compile import compile_and_link
-from sm121.compile.toolchain import LINK_FLAGS, Tools, prefix_flags
+from sm121.compile.toolchain import LINK_FLAGS, Tools, prefix_flags, prefix_maps
 from sm121.files import fresh_directory, write_atomic
 from sm121.proc import pasteable
 from sm121.toolkit.deepgemm import COMPONENT
@@ -39,6 +39,8 @@ def deepgemm_environment(
         headers = folder / "python"
         with fresh_directory(headers) as fresh:
             cross_headers(interpreter, fresh, tools.compilers, log=log)
+    # The script runs compilers where ninja does: in setup.py's build_temp.
+    maps = {**prefixes, **prefix_maps({headers: "python"}, ninja_tree=work / "ninja")}
     torch = tools.torch / "torch"
     includes = [torch / "include", torch / "include/torch/csrc/api/include"]
     compiler = pasteable(
@@ -46,7 +48,7 @@ def deepgemm_environment(
             tools.environment / "bin/python", "-IS", compile_and_link.__file__,
             # As CMake would call it, so that it is recorded as an object of this component.
             f"CMakeFiles/{COMPONENT}.dir/python_api.cpp.o", "--", *launcher, "--",
-            tools.compilers.cxx, "--", *prefix_flags({**prefixes, str(headers): "python"}),
+            tools.compilers.cxx, "--", *prefix_flags(maps),
             *(f"-I{path}" for path in includes), "--", f"-L{torch / 'lib'}", *LINK_FLAGS, "--",
         ]
     )  # fmt: skip

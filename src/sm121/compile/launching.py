@@ -37,10 +37,10 @@ def cost_folder(context: Context) -> CostFolder:
 
 
 def source_places(context: Context) -> dict[str, Path]:
-    """Where the profile's third-party sources lie, whether they are there yet or not."""
+    """Where the stack's third-party sources lie, whether they are there yet or used at all."""
     return {
-        name: place_of(name, context.stack.sources[name], context.layout.third_party)
-        for name in context.profile.sources
+        name: place_of(name, pin, context.layout.third_party)
+        for name, pin in context.stack.sources.items()
     }
 
 

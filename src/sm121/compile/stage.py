@@ -12,7 +12,7 @@ from sm121.compile.build import run_setup
 from sm121.compile.cost import show_cost
 from sm121.compile.deepgemm import deepgemm_environment
 from sm121.compile.jobs import choose_jobs, usable_cores
-from sm121.compile.launching import costs_of, prepare
+from sm121.compile.launching import costs_of, prepare, source_places
 from sm121.compile.memory import available_memory
 from sm121.compile.toolchain import (
     Tools,
@@ -172,9 +172,12 @@ class CompileStage:
             name: Path(source["path"])
             for name, source in results.get("sources", {}).get("sources", {}).items()
         }
-        prefixes = own | prefix_maps(
-            {folder: name for name, folder in sources.items()}, ninja_tree=ninja_tree
-        )
+        # Also those that this build does without: other flags would compile everything again.
+        places = {
+            folder / pins[name].subdirectory: name
+            for name, folder in source_places(context).items()
+        }
+        prefixes = own | prefix_maps(places, ninja_tree=ninja_tree)
         variables = {
             variable: sources[name] / folder
             for name in sources
@@ -208,10 +211,12 @@ class CompileStage:
             settings=launching.settings,
         )
         environment["FETCHCONTENT_BASE_DIR"] = str(work / "deps")
+        cache = compiler_cache(environment["PATH"])
         if DEEPGEMM in components:
             environment |= deepgemm_environment(
                 tools, deepgemm_python(context), work=work, prefixes=prefixes,
-                launcher=launching.command, log=context.log(self.name),
+                launcher=[*launching.command, *([cache] if cache else [])],
+                log=context.log(self.name),
             )  # fmt: skip
         if rust_components(context) & set(components):
             environment |= cargo_environment(
@@ -234,8 +239,9 @@ class CompileStage:
         jobs = int(environment["MAX_JOBS"])
         # CMake remembers compilers and torch: another toolchain gets another ninja tree. (Not
         # the stages' fingerprints: a reworded comment there must not cost hours of nvcc.)
+        # Nor by what CMake sets anew each time, which is where the sources in use lie.
         identity = sha256_text(
-            (work / "toolchain.cmake").read_text(),
+            lasting((work / "toolchain.cmake").read_text(), context),
             str(results["toolkit"]["content"]),
             str(results["environment"]["python"]),
             context.arch,
@@ -299,6 +305,13 @@ class CompileStage:
                 for name, lib in libraries.items()
             },
         }
+
+
+def lasting(toolchain: str, context: Context) -> str:
+    """A toolchain file without the variables of third-party sources."""
+    names = {name for pin in context.stack.sources.values() for name in pin.cmake}
+    starts = tuple(f"set({name} " for name in names)
+    return "".join(x for x in toolchain.splitlines(keepends=True) if not x.startswith(starts))
 
 
 def forget_generated(ninja_tree: Path) -> None:

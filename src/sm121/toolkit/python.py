@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121 import proc
-from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault
+from sm121.errors import CheckFailed, CompilerMissing, DiskFull, EnvironmentFault, ToolFailed
+from sm121.files import remove_tree
 from sm121.index import uv_binary
 from sm121.toolkit.machine import Compilers, install_hint
 
@@ -91,20 +92,32 @@ def make_environment(
     """A virtual environment with exactly these wheels, installed offline, at its final place
     (its scripts hold the path). The caller marks it as complete afterwards.
 
-    Raises EnvironmentFault if its torch does not import.
+    Raises EnvironmentFault if its torch does not import, DiskFull if it found no room.
     """
-    uv = uv_binary()
+    uv, cache = uv_binary(), folder.parent / "uv-cache"
+    for left in cache.glob(".tmp*"):
+        remove_tree(left)  # of a run that was killed or had no room; uv does not look for them
     proc.run([uv, "venv", "--clear", "--python", interpreter.executable, folder], log=log)
     listing = folder / "wheels.txt"
     listing.write_text("".join(f"{wheel}\n" for wheel in sorted(wheels)))
-    proc.run(
-        [
-            uv, "pip", "install", "--python", folder / "bin/python", "--offline", "--no-deps",
-            "--no-index", "--link-mode", "hardlink", "-r", listing,
-        ],
-        env={**os.environ, "UV_CACHE_DIR": str(folder.parent / "uv-cache")},
-        log=log,
-    )  # fmt: skip
+    try:
+        proc.run(
+            [
+                uv, "pip", "install", "--python", folder / "bin/python", "--offline", "--no-deps",
+                "--no-index", "--link-mode", "hardlink", "-r", listing,
+            ],
+            env={**os.environ, "UV_CACHE_DIR": str(cache)},
+            log=log,
+        )  # fmt: skip
+    except ToolFailed as failure:
+        if not (full := [line for line in failure.details if "No space left" in line]):
+            raise
+        raise DiskFull(
+            "No space left while installing the build's Python environment.",
+            cause=full[-1].strip(),
+            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
+            "command again.",
+        ) from failure
     check = (
         "import torch; assert torch.version.cuda, 'a CPU build'; "
         "print(torch.__version__, torch.version.cuda)"

@@ -79,9 +79,13 @@ class WheelhouseStage:
             and (sha256_text((folder / MANIFEST).read_text()) == result["manifest"])
         )
 
+    def guard(self, context: Context) -> None:
+        """Raises CheckFailed for a folder that may not be replaced."""
+        guard_foreign(context.layout.wheelhouse)
+
     def run(self, context: Context, results: Results) -> Mapping[str, Any]:
         final = context.layout.wheelhouse
-        guard_foreign(final)
+        guard_foreign(final)  # again: compiling may have taken hours
         if (final / MANIFEST).is_file():
             for fault in verify_sums(context, final):
                 context.ui.note(f"in the wheelhouse until now: {fault}")
