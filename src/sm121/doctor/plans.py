@@ -108,9 +108,14 @@ def _made_everything(record: Record, measured: Measured, jobs: Jobs) -> bool:
 
 
 def _modules(context: Context, jobs: Jobs, records: Mapping[str, Record]) -> tuple[float, str]:
-    """Seconds of stage jit-cache, and where they were measured."""
+    """Seconds of stage jit-cache, and where they were measured: here only if each object was, and
+    not a few that a killed run left or the compiler cache lacked."""
     costs = known_costs(read_records(jit_cost_folder(context).records))
-    if costs and JitCacheStage().key(context) in records:
+    record = records.get(JitCacheStage().key(context))
+    modules = record.result["modules"].values() if record else ()
+    # Each object has one container of GPU code (docs/jit-cache.md).
+    objects = sum(sum(module["codes"].values()) for module in modules)
+    if 0 < objects <= len(costs):
         return _scheduled(costs, jobs), "here"
     return 60 * load_references().jit_cache_minutes / jobs.count, "elsewhere"
 
