@@ -45,6 +45,8 @@ CORES = (2, 16, 20)
 _QUIET = 1.1
 # In an object's name: a third-party source that the pipeline made (sm121.source.places).
 _MADE = re.compile(r"\.dir/\S*?/third-party/([\w.-]+)-[0-9a-f]{12}/tree/")
+# The same of a source's own path, below the build folder; and vLLM's tree.
+_TREE = re.compile(r"(?:source/third-party/([\w.-]+)-[0-9a-f]{12}/tree|work/[^/]+/src)/")
 # An entry of stack.toml, up to the next table.
 _LEFT_OUT = re.compile(r"^\[\[sources-left-out\]\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 # By component: the longest of each kind of kernel, and some of the many short ones.
@@ -230,12 +232,12 @@ def records_file(build: Path) -> str:
         raise SystemExit(f"{build} is no build folder")
     lines = []
     for record in read_records(log_of(build)):
-        kept = replace(
-            record, object=name_anywhere(record.object),
-            source=record.source.replace(str(build.resolve()), "build"),
-        )  # fmt: skip
-        if Path(kept.source).is_absolute():
-            raise SystemExit(f"{kept.source} is not below {build}")
+        path = record.source.removeprefix(f"{build.resolve()}/")
+        tree = _TREE.match(path)
+        if not tree:
+            raise SystemExit(f"{record.source} is of no tree below {build}")
+        source = f"{{{tree[1] or 'vllm'}}}/{path[tree.end() :]}"
+        kept = replace(record, object=name_anywhere(record.object), source=source)
         lines.append(json.dumps(asdict(kept), separators=(",", ":")))
     return "\n".join(lines)
 
