@@ -11,7 +11,8 @@ from sm121.errors import UsageFault
 from sm121.files import HashMemory
 from sm121.layout import Layout
 from sm121.lock.pylock import Target
-from sm121.pins.model import JitModule, ProfilePin, Stack, TargetName
+from sm121.pins.model import JitModule, ProfilePin, Stack
+from sm121.pins.texts import TargetName
 from sm121.ui import Ui
 
 Results = Mapping[str, Mapping[str, Any]]

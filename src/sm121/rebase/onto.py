@@ -17,7 +17,7 @@ from sm121.context import Context
 from sm121.errors import NetworkFault, UsageFault
 from sm121.fetch import Cache
 from sm121.gitseries import SeriesRepository
-from sm121.pins.model import GitRef
+from sm121.pins.texts import GitRef
 from sm121.rebase.releases import Releases, release_of
 from sm121.source import vllm
 

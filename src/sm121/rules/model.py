@@ -9,7 +9,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field
 
 from sm121.pins.load import read_model
-from sm121.pins.model import Distribution, Model
+from sm121.pins.model import Model
+from sm121.pins.texts import Distribution
 
 FILE = "rules.toml"
 

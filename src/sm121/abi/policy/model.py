@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm121.pins.model import Arch, Distribution, Model, PythonText, TargetName
+from sm121.pins.model import Model
+from sm121.pins.texts import Arch, Distribution, PythonText, TargetName
 from sm121.published import schema_text_of
 
 SCHEMA_FILE = Path(__file__).with_name("policy.schema.json")
