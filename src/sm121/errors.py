@@ -148,6 +148,16 @@ class Interrupted(Sm121Error):
     """Ctrl-C or SIGTERM."""
 
 
+def disk_full(doing: str, cause: str, *, kept: str = "") -> DiskFull:
+    """No space left on the disk with build/ or the cache. kept: what a rerun finds done."""
+    return DiskFull(
+        f"No space left while {doing}.",
+        cause=cause,
+        remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
+        f"command again{f': {kept}' if kept else ''}.",
+    )
+
+
 def from_oserror(error: OSError) -> Sm121Error:
     """Translate an operating-system error that no stage expected.
 
@@ -156,12 +166,7 @@ def from_oserror(error: OSError) -> Sm121Error:
     """
     where = error.filename or "the build folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
-            f"No space left while writing {where}.",
-            cause=str(error.strerror),
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again: finished stages are kept.",
-        )
+        return disk_full(f"writing {where}", str(error.strerror), kept="finished stages are kept")
     return EnvironmentFault(
         f"The operating system refused: {error.strerror or error}.",
         cause=f"while accessing {where}",

@@ -9,7 +9,7 @@ from typing import Any
 import git
 from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
 
-from sm121.errors import DiskFull, ToolFailed
+from sm121.errors import DiskFull, ToolFailed, disk_full
 
 # The system's words, and git's own after a short write (csum-file.c).
 _NO_SPACE = ("No space left on device", "Disk quota exceeded", "Out of diskspace")
@@ -49,12 +49,7 @@ def failure(command: str, error: GitCommandError) -> DiskFull | ToolFailed:
     """A failed git command in our own terms."""
     text = str(error.stderr)
     if any(words in text for words in _NO_SPACE):
-        return DiskFull(
-            "No space left while git was writing.",
-            cause=_first_fatal(text),
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again.",
-        )
+        return disk_full("git was writing", _first_fatal(text))
     return ToolFailed(
         f"git {command} failed.",
         returncode=error.status if isinstance(error.status, int) else 1,

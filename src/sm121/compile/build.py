@@ -13,7 +13,7 @@ from sm121.compile.launcher import SAYS_KILLED
 from sm121.compile.order import objects_of
 from sm121.compile.progress import NinjaProgress
 from sm121.compile.records import component_of
-from sm121.errors import DiskFull, OutOfMemory, Sm121Error, ToolFailed
+from sm121.errors import OutOfMemory, Sm121Error, ToolFailed, disk_full
 from sm121.files import remove_tree
 from sm121.ui import Ui
 
@@ -164,11 +164,10 @@ def diagnose(
             details=[line for line in lines if _KILLED.search(line)][:3],
         )  # fmt: skip
     if _NO_SPACE.search(text):
-        return DiskFull(
-            "No space left while compiling.",
-            cause=next(line for line in lines if _NO_SPACE.search(line)).strip(),
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again: objects already built are kept.",
+        return disk_full(
+            "compiling",
+            next(line for line in lines if _NO_SPACE.search(line)).strip(),
+            kept="objects already built are kept",
         )
     errors = [line for line in lines if _ERROR.search(line)][:8]
     return ToolFailed(

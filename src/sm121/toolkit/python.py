@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121 import proc
-from sm121.errors import CheckFailed, CompilerMissing, DiskFull, EnvironmentFault, ToolFailed
+from sm121.errors import CheckFailed, CompilerMissing, EnvironmentFault, ToolFailed, disk_full
 from sm121.files import remove_tree
 from sm121.index import uv_binary
 from sm121.toolkit.machine import Compilers, install_hint
@@ -112,12 +112,7 @@ def make_environment(
     except ToolFailed as failure:
         if not (full := [line for line in failure.details if "No space left" in line]):
             raise
-        raise DiskFull(
-            "No space left while installing the build's Python environment.",
-            cause=full[-1].strip(),
-            remedy="Free some space (`nox -s clean` lists what sm121 holds), then run the same "
-            "command again.",
-        ) from failure
+        raise disk_full("installing the build's Python environment", full[-1].strip()) from failure
     check = (
         "import torch; assert torch.version.cuda, 'a CPU build'; "
         "print(torch.__version__, torch.version.cuda)"
