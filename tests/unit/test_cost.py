@@ -180,7 +180,9 @@ def test_records_that_are_kept_name_no_folder_of_this_machine(
     assert json.loads(kept.read_text())["source"] == "{qutlass}/a.cu"
     assert str(tmp_path) not in kept.read_text()
     assert read_log(kept).jobs == read_log(log).jobs
-    log.write_text(json.dumps(asdict(record(source=f"{tmp_path}/work/one/src/csrc/b.cu"))) + "\n")
+    log.write_text(
+        json.dumps(asdict(record(source=str(tmp_path / "work/one/src/csrc/b.cu")))) + "\n"
+    )
     assert json.loads(records_file(tmp_path))["source"] == "{vllm}/csrc/b.cu"
 
     log.write_text(json.dumps(asdict(record(source="/elsewhere/a.cu"))) + "\n")

@@ -189,14 +189,14 @@ def test_cargo_fetches_nothing_while_compiling() -> None:
 
 def test_rustc_gets_the_longest_prefix_last() -> None:
     """It takes the last option that matches: vLLM's sources are not `build/src`."""
-    folders = {"/b/work/src": "vllm", "/b/work/src/deep": "deep", "/b/work": "build", "/": "root"}
+    folders = {"/b/w/src": "vllm", "/b/w/src/deep": "deep", "/b/w": "build", "/": "root"}
     flags = cargo(host_machine(), folders)["CARGO_ENCODED_RUSTFLAGS"].split("\x1f")
     assert [flag for flag in flags if flag.startswith("--remap-path-prefix=")] == [
         "--remap-path-prefix=/=root",
         "--remap-path-prefix=/c=cargo",
-        "--remap-path-prefix=/b/work=build",
-        "--remap-path-prefix=/b/work/src=vllm",
-        "--remap-path-prefix=/b/work/src/deep=deep",
+        "--remap-path-prefix=/b/w=build",
+        "--remap-path-prefix=/b/w/src=vllm",
+        "--remap-path-prefix=/b/w/src/deep=deep",
     ]
 
 
